@@ -135,14 +135,10 @@ class PoolMemory:
 
     def _find_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
         gives = donor in self.statuses and self.statuses[donor].state in UP
-        return self.idle_link(donor, target, self._observed_at) if gives else None
-
-    def idle_link(self, donor: ReplicaId, target: ReplicaId, now: float) -> Line | None:
-        """Seconds over the tokens of a copy; None if KV cannot be copied, or while a migration is under way there."""
         moves = (underway.move for underway in self.under_way.values())
-        if any((move.source, move.target) == (donor, target) for move in moves):
+        if not gives or any((move.source, move.target) == (donor, target) for move in moves):
             return None
-        return self.estimates.copying(donor, target, now)
+        return self.estimates.copying(donor, target, self._observed_at)
 
     def observe(self, seen: PoolReport, now: float) -> Changes:
         """Update the cluster with an observation, and return the changes for the policy."""

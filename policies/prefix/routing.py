@@ -28,7 +28,6 @@ from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.prefix.copies import Fetch, TokenLink, best_fetch, longest
-from policies.prefix.heat import PrefixHeat
 from policies.prefix.queues import PrefillQueues
 from policies.prefix.tree import NO_PREFIX, Generations, HeldPrefix, PromptTree
 
@@ -111,8 +110,6 @@ class Router:
         self.routing = routing
         self.tree = PromptTree(PROMISE_S)
         self.queues = PrefillQueues()
-        self.heat = PrefixHeat()
-        """The rates of prompts, while prefixes are copied."""
         self.speed = UNKNOWN_SPEED
         self.load = UNKNOWN_LOAD
         self.block_tokens = 0
@@ -123,11 +120,6 @@ class Router:
         self._sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
         self._prompts: dict[RequestId, array[int]] = {}
         """The names of placed requests' prompts, 8 bytes each, until the requests end."""
-
-    @property
-    def copies(self) -> bool:
-        """True if prefixes are copied between replicas."""
-        return self.link is not None and self.routing is Routing.TREE
 
     # --- observations ---------------------------------------------------------------------------------
 
@@ -193,7 +185,7 @@ class Router:
 
     def _donors(self, held: Mapping[ReplicaId, HeldPrefix]) -> Sequence[tuple[ReplicaId, Tokens]]:
         """The replicas that a prompt's prefix may be copied from, and the tokens of it that they have."""
-        if not self.copies:
+        if self.link is None or self.routing is not Routing.TREE:
             return ()
         return [(donor, Tokens(blocks * self.block_tokens)) for donor, blocks in longest(held)]
 
@@ -266,8 +258,6 @@ class Router:
         self.tree.promise(replica.id, arrival.names[here.blocks :])
         if arrival.names:
             self._prompts[arrival.id] = array("Q", arrival.names)
-            if self.copies:
-                self.heat.add(arrival.names, now)
         if self.routing is Routing.SESSION and arrival.session:
             self._sessions.new[arrival.session] = replica.id
         best = max((prefix.blocks for prefix in held.values()), default=0)

@@ -10,7 +10,7 @@ A promise lasts until the replica reports the block as removed, or else for half
 in two generations, of which the older one is dropped when half of the time has passed.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -125,10 +125,10 @@ class PromptTree:
         """The replicas with a mirror."""
         return self._mirrors.keys()
 
-    def match(self, names: Sequence[int], promised: bool = True) -> dict[ReplicaId, HeldPrefix]:
-        """The first blocks of a prompt that replicas have or, if `promised`, will have: those with at least one."""
+    def match(self, names: Sequence[int]) -> dict[ReplicaId, HeldPrefix]:
+        """The first blocks of a prompt that replicas have, or will have computed: those with at least one."""
         hbm, dram = self._holders[Tier.HBM], self._holders[Tier.DRAM]
-        new, old = (self._promises.new, self._promises.old) if promised else ({}, {})
+        new, old = self._promises.new, self._promises.old
         lengths: dict[int, int] = {}
         found: dict[ReplicaId, HeldPrefix] = {}
         in_hbm = in_either = -1
@@ -147,11 +147,6 @@ class PromptTree:
         if in_either > 0:
             self._end(found, in_either, lengths, len(names))
         return found
-
-    def names(self, replica: ReplicaId) -> Set[int]:
-        """The names of the blocks in a replica's HBM: not a copy."""
-        mirror = self._mirrors.get(replica)
-        return frozenset() if mirror is None else mirror.blocks[Tier.HBM]
 
     def blocks(self, replica: ReplicaId, tier: Tier) -> int:
         """The number of blocks in a tier of a replica."""

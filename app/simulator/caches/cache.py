@@ -34,8 +34,6 @@ class SimulatedCache:
     _uses: dict[RequestId, _Use] = field(default_factory=dict)
     _changed: NetChanges = field(default_factory=NetChanges)
     _reported: bool = False
-    _behind: dict[int, int] = field(default_factory=dict)
-    """The newest block behind each block."""
 
     @property
     def shared_tokens(self) -> int:
@@ -63,14 +61,6 @@ class SimulatedCache:
         """The number of names up to the first one that is missing."""
         return next((index for index, name in enumerate(names) if not self._has(name)), len(names))
 
-    def extended(self, names: Sequence[int]) -> Sequence[int]:
-        """The first of these blocks that are there and, behind the last of all, those of the newest continuation."""
-        found = list(names[: self.leading(names)])
-        if len(found) == len(names):
-            while found and (name := self._behind.get(found[-1])) is not None and self._has(name):
-                found.append(name)
-        return found
-
     def fill(self, request: RequestId, tokens: int) -> None:
         """Add the blocks of a request's first `tokens` tokens, which are computed or have arrived."""
         use = self._uses[request]
@@ -78,18 +68,14 @@ class SimulatedCache:
             if not self._has(name):
                 self._changed.toggle(name)
             self._use(name)
-            if use.held:
-                self._behind[use.names[use.held - 1]] = name
             use.held += 1
 
     def take_in(self, names: Sequence[int]) -> None:
         """Add blocks that have been copied here, and that nobody uses yet."""
-        for before, name in zip((None, *names), names, strict=False):
+        for name in names:
             if not self._has(name):
                 self._changed.toggle(name)
                 self.idle[name] = None
-            if before is not None:
-                self._behind[before] = name
 
     def release(self, request: RequestId) -> None:
         """Leave a request's blocks over, if it uses any."""
@@ -108,7 +94,6 @@ class SimulatedCache:
         """Drop blocks until those left over fit into `tokens` tokens."""
         while self.idle and len(self.idle) * self.block_tokens > tokens:
             name, _ = self.idle.popitem(last=False)
-            self._behind.pop(name, None)
             self._changed.toggle(name)
 
     def change(self) -> CacheChange | None:

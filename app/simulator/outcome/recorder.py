@@ -61,9 +61,9 @@ class EventRecorder:
     lives: list[Life] = field(default_factory=list)
     steps: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """Record an epoch."""
-        self.epochs.append(_epoch(now, cluster, plans, closing))
+        self.epochs.append(_epoch(now, cluster, plans))
         self.tick(now)
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
@@ -84,14 +84,14 @@ class EventRecorder:
         self.lives.append(life)
 
 
-def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], closing: int) -> EpochSample:
+def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
     replicas = cluster.replicas.values()
     sizes = [tokens for replica in replicas for tokens in _held(replica)]
     moves = [move for plan in plans for move in plan.moves]
     evictions = [eviction for plan in plans for eviction in plan.evicted]
     return EpochSample(
         now_s=now,
-        gpus=len(replicas) + closing,
+        gpus=len(replicas),
         starting=sum(replica.state is ReplicaState.STARTING for replica in replicas),
         used=sum(sizes),
         capacity=sum(replica.capacity for replica in replicas),

@@ -41,9 +41,9 @@ class ServiceRecorder:
     preemptions: list[float] = field(default_factory=list)
     moves: list[float] = field(default_factory=list)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """See `Observer`."""
-        self.counted(now, len(cluster.replicas) + closing)
+        self.counted(now, len(cluster.replicas))
         self.tick(now)
 
     def counted(self, now: float, gpus: int) -> None:

@@ -27,7 +27,6 @@ from policies.causes import Cause
 from policies.model import Blocks, Bytes, RequestId, Tokens
 from policies.paths.choice import LinkId
 from policies.plan import MoveReport, Path, Reason
-from policies.prefix.copies import CopyReport
 
 LIMITS = CopyLimits()
 
@@ -49,10 +48,6 @@ class MoveObserver(Protocol):
 
     def transferred(self, transfer: Transfer) -> None:
         """Take the outcome of a move."""
-        ...
-
-    def copied(self, report: CopyReport) -> None:
-        """Take a donor's report on a copy that has ended."""
         ...
 
 
@@ -130,21 +125,11 @@ class Mover:
 
         Returns a function that gives the copy up.
         """
-        route, size, began_s = self.route(donor, target), Bytes(tokens * self._costs.kv_bytes), self._loop.now
-
-        def report(done: bool) -> None:
-            took_s = self._loop.now - began_s
-            self._observer.copied(CopyReport(donor.replica, target.replica, tokens, took_s, done))
-
-        def arrived() -> None:
-            report(True)
-            done()
-
-        flow = self.links.send(route, size, max(self.costs_of(link).latency_s for link in route), arrived)
+        route, size = self.route(donor, target), Bytes(tokens * self._costs.kv_bytes)
+        flow = self.links.send(route, size, max(self.costs_of(link).latency_s for link in route), done)
 
         def give_up() -> None:
             self.links.cancel(flow)
-            report(False)
 
         return give_up
 

@@ -14,7 +14,6 @@ from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
-from policies.prefix.copies import CopyReport
 
 PHASES = {
     Stage.NOWHERE: Phase.MOVING,
@@ -42,7 +41,6 @@ class Reports:
     changed: dict[Live, None] = field(default_factory=dict)
     over: list[Live] = field(default_factory=list)
     moves: list[MoveReport] = field(default_factory=list)
-    copies: list[CopyReport] = field(default_factory=list)
     caches: Mapping[ReplicaId, CacheChange] = field(default_factory=dict)
     _lingering: list[Live] = field(default_factory=list)
 
@@ -73,9 +71,8 @@ class Reports:
             tuple(self.moves),
             self.profiles,
             caches=self.caches,
-            copies=tuple(self.copies),
         )
-        self.statuses, self.profiles, self.lost, self.moves, self.copies = {}, {}, [], [], []
+        self.statuses, self.profiles, self.lost, self.moves = {}, {}, [], []
         self.changed, self.over = {}, []
         return report
 

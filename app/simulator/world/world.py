@@ -15,7 +15,6 @@ from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
 from app.simulator.costs.steps import StepTimes
 from app.simulator.workload.workload import Job, Succession
 from app.simulator.world.engine import Memory, SimulatedEngine
-from app.simulator.world.evacuating import Evacuations
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
 from app.simulator.world.moving import Mover
@@ -34,12 +33,11 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
 from policies.decision.placement import NoReplica, Place
-from policies.decision.proactive import evacuation
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
 from policies.plan import Move, MoveReport, Path, Plan
-from policies.prefix.copies import CopyReport, Fetch
+from policies.prefix.copies import Fetch
 from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
@@ -72,7 +70,6 @@ class World:
         self._reports = Reports(pool, costs.slots)
         self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
-        self._evacuations = Evacuations(self.loop, self.mover, self.replicas.engines) if self.mover else None
         self._succession = Succession(())
         self._arrived = 0
         self._next_epoch: Timer | None = None
@@ -150,10 +147,6 @@ class World:
     def transferred(self, transfer: Transfer) -> None:
         """See `MoveObserver`."""
         self._observer.transferred(self.loop.now, transfer)
-
-    def copied(self, report: CopyReport) -> None:
-        """See `MoveObserver`."""
-        self._reports.copies.append(report)
 
     def _change(self, live: Live) -> None:
         """Note a change of a request's phase, which the idealised model does not report."""
@@ -285,8 +278,7 @@ class World:
         now = self.loop.now - self._setup.epoch_s * self._costs.slots
         plans = self._decide(now)
         self.replicas.settle(decided=True)
-        closing = 0 if self._evacuations is None else self._evacuations.count
-        self._observer.decided(now, self.cluster, plans, closing)
+        self._observer.decided(now, self.cluster, plans)
 
     def _decide(self, now: float) -> Sequence[Plan]:
         plans = decide_pool(self._memory, self._observed(), now)
@@ -324,9 +316,7 @@ class World:
             live.at = placement.replica
             self.replicas.place(live, placement.replica)
         for closed in plan.closed:
-            engine = self.replicas.close(closed)
-            if self._evacuations is not None:
-                self._evacuations.begin(engine, evacuation(self._memory, closed, self.loop.now))
+            self.replicas.close(closed)
             self._reports.lost.append(closed)
             self._reports.statuses.pop(closed, None)
 

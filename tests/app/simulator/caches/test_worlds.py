@@ -11,14 +11,11 @@ from app.simulator.costs.costs import Costs, LinkCosts, MigrationCosts
 from app.simulator.outcome.metrics import Window, measure
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
-from app.simulator.world import world
 from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World
-from policies.decision.limits import Limits
 from policies.model import RequestId, Tokens
 from policies.prefix.change import CacheChange, Tier
-from policies.prefix.copies import EVACUATION_S
 from policies.prefix.routing import Matched, Routing
 from policies.prefix.tree import HeldPrefix
 from policies.rules.registry import policy
@@ -179,37 +176,3 @@ def test_copied_blocks_are_found_and_reported_and_may_be_dropped() -> None:
     cache.release(RequestId("r"))
     cache.trim(10)
     assert cache.leading([1, 2, 3]) == 1
-
-
-def resumed(monkeypatch: pytest.MonkeyPatch, migration: MigrationCosts, evacuates: bool = True) -> tuple[Life, float]:
-    """The second turn of a conversation whose replica has closed in between; and the time of replicas."""
-    if not evacuates:
-        monkeypatch.setattr(world, "evacuation", lambda *_: ())
-    recorder = EventRecorder(lambda now: None)
-    limits = Limits(linger_s=8.0)
-    setup = Setup(
-        Tokens(700), horizon_s=60.0, min_replicas=1, max_gpus=2, block_tokens=BLOCK, copies=True, limits=limits
-    )
-    turns = [replace(job("first", 1.0, LONG, 25), outputs=(30, 31)), job("again", 1.1, LONG)]
-    turns += [replace(job("second", 0.0, range(40)), session="s", after=RequestId("first"), think_s=20.0)]
-    turns[0] = replace(turns[0], session="s")
-    busy = job("busy", 0.0, range(100, 140), 290)
-    world.World(policy("best_fit"), setup, replace(COSTS, migration=migration), recorder).run([busy, *turns])
-    found = {life.job.id: life for life in recorder.lives}
-    assert [[epoch.gpus for epoch in recorder.epochs if epoch.now_s <= at][-1] for at in (3.0, 20.0)] == [2, 1]
-    return found[RequestId("second")], sum(epoch.gpus for epoch in recorder.epochs)
-
-
-def test_a_closing_replica_leaves_its_prefixes_to_those_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    warm, warm_s = resumed(monkeypatch, FAST)
-    assert warm.cached == 320, "with the blocks of the answer, of which the scheduler has no names"
-    cold, cold_s = resumed(monkeypatch, FAST, evacuates=False)
-    assert cold.cached == 0
-    assert warm_s <= cold_s + 1
-
-
-def test_a_closing_replica_does_not_wait_longer_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    late, late_s = resumed(monkeypatch, replace(SLOW, intra=LinkCosts(2e3), inter=LinkCosts(2e3)))
-    _, cold_s = resumed(monkeypatch, FAST, evacuates=False)
-    assert late.cached == 0
-    assert late_s <= cold_s + EVACUATION_S + 1

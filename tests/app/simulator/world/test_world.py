@@ -192,7 +192,7 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
 
     @dataclass
     class Check(Log):
-        def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+        def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
             nonlocal checked
             Log.decided(self, now, cluster, plans)
             for name, engine in played.replicas.engines.items():
