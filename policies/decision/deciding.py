@@ -166,14 +166,11 @@ def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Coll
         unsuited = _barred_by_adapter(cluster, request, barred)
         routed = _route(memory, request, arrival, held, unsuited, now)
     favoured = routed.favoured if routed is not None else ()
+    listed = [replica for replica in cluster.running() if replica.id not in barred]
+    scores = router.scores_of(listed, arrival.tokens, held, now)
     replicas = tuple(
-        MatchedReplica(
-            router.score(replica, arrival.tokens, held, now),
-            replica.id not in unsuited and cluster.fits(request, replica),
-            replica.id in favoured,
-        )
-        for replica in cluster.running()
-        if replica.id not in barred
+        MatchedReplica(score, replica.id not in unsuited and cluster.fits(request, replica), replica.id in favoured)
+        for replica, score in zip(listed, scores, strict=True)
     )
     return PromptMatch(arrival.tokens, router.block_tokens, routed, replicas)
 

@@ -11,7 +11,7 @@ placed by the policy alone. Load is in every score, so that a popular prefix doe
 """
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
@@ -171,17 +171,20 @@ class Router:
         empty: bool = True,
     ) -> list[ReplicaScore]:
         """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
-        found = []
-        need, donors = cluster.need(prompt), self._donors(held)
-        for replica in cluster.running():
-            if replica.id in barred or not (empty or replica.requests) or replica.room < need or not replica.accepts:
-                continue
-            found.append(self._score(replica, prompt, held.get(replica.id, NO_PREFIX), donors, now))
-        return found
+        need = cluster.need(prompt)
+        with_room = (
+            replica
+            for replica in cluster.running()
+            if replica.id not in barred and (empty or replica.requests) and replica.room >= need and replica.accepts
+        )
+        return self.scores_of(with_room, prompt, held, now)
 
-    def score(self, replica: Replica, prompt: Tokens, held: Mapping[ReplicaId, HeldPrefix], now: float) -> ReplicaScore:
-        """The score of one replica for a prompt that replicas have as in `held`."""
-        return self._score(replica, prompt, held.get(replica.id, NO_PREFIX), self._donors(held), now)
+    def scores_of(
+        self, replicas: Iterable[Replica], prompt: Tokens, held: Mapping[ReplicaId, HeldPrefix], now: float
+    ) -> list[ReplicaScore]:
+        """The scores of these replicas, in their order, for a prompt that replicas have as in `held`."""
+        donors = self._donors(held)
+        return [self._score(each, prompt, held.get(each.id, NO_PREFIX), donors, now) for each in replicas]
 
     def _donors(self, held: Mapping[ReplicaId, HeldPrefix]) -> Sequence[tuple[ReplicaId, Tokens]]:
         """The replicas that a prompt's prefix may be copied from, and the tokens of it that they have."""
@@ -236,7 +239,8 @@ class Router:
         """Arrivals that are placed together, in the best order: those first that have the most to lose.
 
         The loss is the difference between the best score and the second best: without a prefix it is that of the
-        waits. Arrivals with equal losses keep their order.
+        waits. Arrivals with equal losses keep their order. Their placements compute new scores: each placement before
+        adds to a replica's wait, and promises blocks.
         """
         if len(arrivals) < 2 or self.routing is not Routing.TREE:
             return list(arrivals)
@@ -253,7 +257,7 @@ class Router:
     ) -> tuple[Matched, Fetch | None]:
         """Note the placement of an arrival, whose prompt replicas have as in `held`; the copy that comes before it."""
         here, size = held.get(replica.id, NO_PREFIX), self.block_tokens
-        score = self.score(replica, arrival.tokens, held, now)
+        (score,) = self.scores_of((replica,), arrival.tokens, held, now)
         self.queues.add(arrival.id, replica.id, score.prefill_s, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
         if arrival.names:
