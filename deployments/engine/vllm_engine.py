@@ -400,31 +400,30 @@ class VllmEngine:
         if self.mirror.off is not None:
             raise TransferFailed(f"the blocks of its cache have no names: {self.mirror.off}")
         encoded = None if names is None else encode_names(names)
-        return Blocks((await self._ordered({"mell_delete": asdict(DeletedBlocks(encoded))}))["mell_deleted"])
+        return await self._ordered({"mell_delete": asdict(DeletedBlocks(encoded))})
 
     async def pin(self, pin: str, names: Sequence[int]) -> Blocks:
         """See `Engine.pin`."""
-        wanted = PinnedBlocks(pin, encode_names(names))
-        return Blocks((await self._ordered_of_tier({"mell_pin": asdict(wanted)}))["mell_pinned"])
+        return await self._ordered_of_tier({"mell_pin": asdict(PinnedBlocks(pin, encode_names(names)))})
 
     async def unpin(self, pin: str) -> Blocks:
         """See `Engine.unpin`."""
-        return Blocks((await self._ordered_of_tier({"mell_unpin": pin}))["mell_unpinned"])
+        return await self._ordered_of_tier({"mell_unpin": pin})
 
     async def swap_out(self, count: Blocks) -> Blocks:
         """See `Engine.swap_out`."""
-        return Blocks((await self._ordered_of_tier({"mell_swap_out": count}))["mell_swapped"]) if count else count
+        return await self._ordered_of_tier({"mell_swap_out": count}) if count else count
 
-    async def _ordered_of_tier(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _ordered_of_tier(self, transfer: Mapping[str, Any]) -> Blocks:
         """The reply to an order to the tier of host memory. Raises TransferFailed."""
         if not self.host_blocks:
             raise TransferFailed("there is no tier of host memory")
         return await self._ordered(transfer)
 
-    async def _ordered(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The connector's reply to an order. Raises TransferFailed."""
+    async def _ordered(self, transfer: Mapping[str, Any]) -> Blocks:
+        """The connector's reply to an order about blocks, their number. Raises TransferFailed."""
         try:
-            return await self._command(transfer)
+            return Blocks((await self._command(transfer))["mell_blocks"])
         except RequestFailed as error:
             raise TransferFailed(str(error)) from error
 

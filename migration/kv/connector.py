@@ -57,8 +57,8 @@ run (independent of vLLM's request ids); "mell_output": int, the number of token
 output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
 `WantedBlocks` as a mapping, if it is a load; "mell_hold": str, its name, if it is a hold; "mell_filled": list of str,
 the loads whose blocks have arrived in all workers; "mell_contents": bool, true for the contents of the prefix cache
-among its events; "mell_delete": the `DeletedBlocks` as a mapping, whose number is in the output's parameters as
-"mell_deleted".
+among its events; "mell_delete": the `DeletedBlocks` as a mapping. The output of a request with an order about blocks
+has their number, the reply, in its own parameters as "mell_blocks".
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
@@ -250,7 +250,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._held: dict[str, int] = {}
         self._to_restore: dict[str, tuple[Request, int]] = {}
         self._contents_wanted = False
-        self._replies: dict[str, dict[str, int]] = {}
+        self._replies: dict[str, int] = {}
         """The replies to orders, by vLLM's ids of the requests that brought them."""
         # worker side
         self.runner: Any = None
@@ -285,7 +285,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         params = request.kv_transfer_params or {}
         self._contents_wanted |= params.get("mell_contents", False)
         if delete := params.get("mell_delete"):
-            self._replies[request.request_id] = {"mell_deleted": self._delete(DeletedBlocks(**delete).names)}
+            self._replies[request.request_id] = self._delete(DeletedBlocks(**delete).names)
         for name in params.get("mell_filled", ()):
             self._name(name)
         if key := params.get("mell_key"):
@@ -416,10 +416,11 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget a load that ends: its blocks are not named any more. The reply has the number of deleted blocks."""
+        """Forget a load that ends: its blocks are not named any more. The parameters are the reply to its order."""
         if name := self._names.get(request.request_id):
             self._filling.pop(name, None)
-        return False, self._replies.pop(request.request_id, None)
+        reply = self._replies.pop(request.request_id, None)
+        return False, None if reply is None else {"mell_blocks": reply}
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """The step's metadata for the worker."""

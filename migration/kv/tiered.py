@@ -12,8 +12,7 @@ steps' messages. vLLM has a connector of several others (`MultiConnector`); this
 
 Beside those of `MellConnector`, a request may have the parameters "mell_pin": the `PinnedBlocks` as a mapping;
 "mell_unpin": str, the name of a pin that ends; "mell_swap_out": int, the number of free blocks that leave the pool and
-stay in the tier. The numbers of blocks are in the output's parameters as "mell_pinned", "mell_unpinned" and
-"mell_swapped".
+stay in the tier. The reply is the number of blocks.
 
 What the tier keeps is written through: each full block, of prompt and output, as soon as it is computed. A request
 finds it when the prefix cache has lost it: after an eviction, or after its own preemption.
@@ -135,12 +134,12 @@ class TieredConnector(MellConnector):
         params, id = request.kv_transfer_params or {}, request.request_id
         if pin := params.get("mell_pin"):
             wanted = PinnedBlocks(**pin)
-            self._replies[id] = {"mell_pinned": self._manager.pin(wanted.pin, split_names(wanted.names))}
+            self._replies[id] = self._manager.pin(wanted.pin, split_names(wanted.names))
         if unpin := params.get("mell_unpin"):
-            self._replies[id] = {"mell_unpinned": self._manager.unpin(unpin)}
+            self._replies[id] = self._manager.unpin(unpin)
         if count := params.get("mell_swap_out"):
             kept = frozenset(self._manager.names())
-            self._replies[id] = {"mell_swapped": swap_out(self._kv_cache_manager.block_pool, kept, count)}
+            self._replies[id] = swap_out(self._kv_cache_manager.block_pool, kept, count)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """As `MellConnector`'s, or else the tokens that the tier has: all but the last, as in the prefix cache."""

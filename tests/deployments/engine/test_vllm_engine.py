@@ -168,7 +168,7 @@ async def test_blocks_are_deleted_by_a_request_of_one_token_whose_end_has_their_
         assert (len(request.prompt_token_ids or ()), request.sampling_params.max_tokens) == (1, 1)
         assert request.sampling_params.extra_args["kv_transfer_params"]["mell_delete"] == {"names": sent}
         assert not deleting.done()
-        end = {"finish_reason": FinishReason.LENGTH, "kv_transfer_params": {"mell_deleted": 2}}
+        end = {"finish_reason": FinishReason.LENGTH, "kv_transfer_params": {"mell_blocks": 2}}
         await core.step(EngineCoreOutput(request.request_id, [0], **end))
         assert await deleting == 2
     deleting = asyncio.create_task(engine.delete(None))

@@ -712,7 +712,7 @@ def test_request_deletes_blocks_by_name_and_its_end_has_their_number() -> None:
         held, reply = connector.request_finished_all_groups(order, ((),))
         assert not held and reply is not None
         assert connector.request_finished_all_groups(order, ((),)) == (False, None), "a reply comes once"
-        return int(reply["mell_deleted"])
+        return int(reply["mell_blocks"])
 
     connector.on_new_request(Request(kv_transfer_params={"mell_contents": True}))
     small.run(range(4 * BLOCK))

@@ -201,7 +201,7 @@ def test_orders_to_the_tier_are_answered() -> None:
     for order in (pin, {"mell_unpin": "p"}, {"mell_unpin": "p"}):
         asked = made.add(f"order {len(replies)}", [1], 1, **order)
         replies.append(made.scheduler.connector.request_finished_all_groups(asked, ([],))[1])
-    assert replies == [{"mell_pinned": 7}, {"mell_unpinned": 7}, {"mell_unpinned": 0}]
+    assert replies == [{"mell_blocks": 7}, {"mell_blocks": 7}, {"mell_blocks": 0}]
 
 
 def test_a_cache_of_several_groups_has_no_tier() -> None:
