@@ -57,6 +57,18 @@ a minute to start. vLLM's own server comes first, and has ended when an applicat
 """
 
 
+VLLM_ENVIRONMENT = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+"""The variables of vLLM that the tests were started with."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Servers start with the user's environment: what tests import from unit tests has set that of an ingress."""
+    for name in [name for name in os.environ if name.startswith("VLLM_")]:
+        del os.environ[name]
+    os.environ.update(VLLM_ENVIRONMENT)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder is an integration test, and runs when it is its application's turn."""
     here = [Path(__file__).parent in item.path.parents for item in items]

@@ -35,10 +35,12 @@ async def check_mirrors(client: Client) -> None:
     assert total(metrics, "mell_cache_resyncs_total", reason="events_lost") == 0
 
 
-async def streamed(client: Client, tokens: list[int], label: str, *moves: tuple[int, str]) -> tuple[Answer, list[Any]]:
-    """A streamed answer of 150 tokens, whose request moves at those of its tokens by those paths; its migrations."""
+async def streamed(
+    client: Client, tokens: list[int], label: str, *moves: tuple[int, str], length: int = 150
+) -> tuple[Answer, list[Any]]:
+    """A streamed answer of `length` tokens, whose request moves at those of them by those paths; its migrations."""
     answer, records = Answer(), []
-    reading = asyncio.create_task(client.stream(answer, tokens, 150, label))
+    reading = asyncio.create_task(client.stream(answer, tokens, length, label))
     for position, path in moves:
         await answer.until(position)
         moved = (await client.move(label, path=path)).json()
@@ -52,13 +54,13 @@ async def test_caches_are_known_exactly_and_moves_send_only_what_is_missing(appl
     async with application.client() as client:
         await reset(client)
         before = await client.metrics()
-        cold, (there, back) = await streamed(client, tokens, "cold", (20, "kv"), (70, "tokens"))
+        cold, (there, back) = await streamed(client, tokens, "cold", (20, "kv"), (70, "tokens"), length=500)
         assert (there["outcome"], back["outcome"]) == ("committed", "committed")
         assert there["present"] == 0 and there["blocks"] >= 6
         assert cached(cold.usage) == 0, "its first replica has computed all of it"
 
         # Either replica has the prompt now.
-        warm, (again,) = await streamed(client, tokens, "warm", (20, "kv"))
+        warm, (again,) = await streamed(client, tokens, "warm", (20, "kv"), length=500)
         assert warm.text == cold.text and cached(warm.usage) == 6 * BLOCK
         assert again["path"] == "kv" and again["present"] >= 6 and again["blocks"] <= 2
         assert again["bytes"] < there["bytes"] / 2

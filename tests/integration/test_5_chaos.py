@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from benchmarks.chaos.answers import StreamVerdict
 from benchmarks.chaos.faults import FaultKind, draw_faults
 from benchmarks.chaos.offers import draw_trace, make_offers
@@ -16,6 +18,8 @@ from tests.integration.application import Application
 SEED, EVERY_S = 1, 1.8
 SPAN_S = 300.0 if LONG else 24.0
 ROUNDS, MOVES = (20 if LONG else 2), 150
+
+pytestmark = pytest.mark.timeout(1200 if LONG else 300)
 
 
 async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
