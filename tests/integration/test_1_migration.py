@@ -224,7 +224,7 @@ async def test_full_target_refuses(application: Application) -> None:
 
 STATEFUL: dict[str, dict[str, Any]] = {
     "seeded": {"temperature": 1.0, "seed": 7},
-    "constrained": {"temperature": 1.0, "seed": 5, "structured_outputs": {"regex": "([a-z]{3} ){360}"}},
+    "constrained": {"temperature": 1.0, "seed": 5, "structured_outputs": {"regex": "([a-z]{3} ){540}"}},
     "penalised": {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
     "all of it": {
         "temperature": 1.2,
@@ -247,9 +247,9 @@ async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(
 ) -> None:
     tokens = prompt(400, sorted(sampling))
     async with application.client() as client:
-        want, _ = await client.complete(tokens, 360, **sampling)
+        want, _ = await client.complete(tokens, 540, **sampling)
         answer, records = await moved(
-            client, f"stateful-{len(sampling)}", tokens, 360, [1, 100, 200], ["kv", "tokens", "kv"], **sampling
+            client, f"stateful-{len(sampling)}", tokens, 540, [1, 100, 200], ["kv", "tokens", "kv"], **sampling
         )
         await client.idle()
     assert [r["outcome"] for r in records] == ["committed"] * 3

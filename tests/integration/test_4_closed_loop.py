@@ -306,10 +306,6 @@ async def test_a_replica_opens_for_time_before_its_cache_is_full(paced: Applicat
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
     made = AsyncOpenAI(base_url=f"{paced.url}/v1", api_key="none", http_client=http, max_retries=0)
     async with begun(paced) as (client, streams), made as swift:
-        await streams.start(1, LONG)
-        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Quick."}], "max_tokens": 4}
-        await swift.chat.completions.create(**asked, extra_headers={"X-Mell-Class": "swift"})
-        await streams.start(1, LONG)
         reasons: set[str] = set()
         counted: set[float] = set()
 
@@ -319,7 +315,12 @@ async def test_a_replica_opens_for_time_before_its_cache_is_full(paced: Applicat
             counted.add(total(metrics, "mell_replicas_reason", decision="open"))
             return len([r for r in state["replicas"] if r["state"] == "RUNNING"]) >= 2
 
-        await eventually(two_run, 40)
+        watching = asyncio.create_task(eventually(two_run, 60))
+        await streams.start(1, LONG)
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Quick."}], "max_tokens": 4}
+        await swift.chat.completions.create(**asked, extra_headers={"X-Mell-Class": "swift"})
+        await streams.start(1, LONG)
+        await watching
         state = await client.state()
         assert reasons & {"requests", "reserve", "prefills"} and 1.0 in counted
         assert max(r["used_tokens"] / r["capacity_tokens"] for r in state["replicas"] if r["capacity_tokens"]) < 0.6
