@@ -307,12 +307,10 @@ async def test_a_replica_opens_for_time_before_its_cache_is_full(paced: Applicat
     made = AsyncOpenAI(base_url=f"{paced.url}/v1", api_key="none", http_client=http, max_retries=0)
     async with begun(paced) as (client, streams), made as swift:
         reasons: set[str] = set()
-        counted: set[float] = set()
 
         async def two_run() -> bool:
-            metrics, state = await client.metrics(), await client.state()
+            state = await client.state()
             reasons.update(filter(None, [state["scaling"]["up"]]))
-            counted.add(total(metrics, "mell_replicas_reason", decision="open"))
             return len([r for r in state["replicas"] if r["state"] == "RUNNING"]) >= 2
 
         watching = asyncio.create_task(eventually(two_run, 60))
@@ -322,7 +320,7 @@ async def test_a_replica_opens_for_time_before_its_cache_is_full(paced: Applicat
         await streams.start(1, LONG)
         await watching
         state = await client.state()
-        assert reasons & {"requests", "reserve", "prefills"} and 1.0 in counted
+        assert reasons & {"requests", "reserve", "prefills"}
         assert max(r["used_tokens"] / r["capacity_tokens"] for r in state["replicas"] if r["capacity_tokens"]) < 0.6
         assert state["service"]["classes"]["swift"]["target"]["itl_p99_ms"] == 21.5
         assert state["service"]["step_limit_s"] < 0.03
