@@ -33,11 +33,8 @@ class Openings:
 
     def _reserve(self, request: Request) -> bool:
         for replica, reserved in self._reserved.items():
-            cluster = self._cluster
-            used = cluster.distinct(reserved)
-            size = cluster.distinct([*reserved, request]) - used
-            room = replica.room - used - len(reserved) * cluster.headroom
-            if room >= cluster.need(size) and len(reserved) < replica.max_requests:
+            room = replica.room - sum(q.tokens + self._cluster.headroom for q in reserved)
+            if room >= self._cluster.need(request.tokens) and len(reserved) < replica.max_requests:
                 reserved.append(request)
                 return True
         return False

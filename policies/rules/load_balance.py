@@ -14,7 +14,6 @@ from policies.plan import Reason
 from policies.rules.arrivals import Openings, admit
 from policies.rules.even import even_out, free_when_settled
 from policies.rules.options import HEADROOM, about
-from policies.rules.overload import relief
 from policies.rules.policy import NONE, Barred, outside
 
 
@@ -25,8 +24,6 @@ class LoadBalance:
     An epoch cures overloads, places waiting requests, moves one request off the replica that is being emptied, and
     one in each pair of a full and an empty replica. No replica is in two pairs.
     """
-
-    knows_sharing = True
 
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     threshold: float = field(
@@ -44,8 +41,7 @@ class LoadBalance:
         """See `Policy.place`. With `drain` this looks at every replica; `rebalance` does so once for all arrivals."""
         leaving = self._leaving(cluster)
         others = barred if leaving is None else barred | {leaving.id}
-        size = cluster.size(request)
-        return cluster.widest(size, outside(others)) or cluster.widest(size, outside(barred))
+        return cluster.widest(request.tokens, outside(others)) or cluster.widest(request.tokens, outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""
@@ -73,11 +69,11 @@ class LoadBalance:
 
 def _emptiest(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
     """The emptiest replica with room; the replica that is being emptied only if no other has room."""
-    return _elsewhere(cluster, request, leaving) or cluster.widest(cluster.size(request))
+    return _elsewhere(cluster, request, leaving) or cluster.widest(request.tokens)
 
 
 def _elsewhere(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
-    return cluster.widest(cluster.size(request), lambda replica: replica is not leaving)
+    return cluster.widest(request.tokens, lambda replica: replica is not leaving)
 
 
 def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings: Openings) -> None:
@@ -91,8 +87,7 @@ def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings:
         movable = [q for q in movable if q.rank == movable[0].rank]
         if not movable:
             return
-        frees = relief(cluster, replica)
-        request = next((q for q in movable if frees(q) + replica.lead >= replica.strain), movable[-1])
+        request = next((q for q in movable if q.tokens + replica.lead >= replica.strain), movable[-1])
         target = _emptiest(cluster, request, leaving) or openings.replica_for(request)
         if target is None:
             return

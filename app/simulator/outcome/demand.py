@@ -17,7 +17,6 @@ class Alone:
     """A policy that gives every request its own replica, so that no request waits."""
 
     headroom_s = 0.0
-    knows_sharing = True
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """None: requests never share a replica."""

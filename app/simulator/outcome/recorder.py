@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 
 from app.simulator.world.observer import Life, Transfer
-from policies.bounds import best_fit_decreasing, least_bins
+from policies.bounds import best_fit_decreasing, martello_toth_l2
 from policies.cluster.cluster import Cluster
-from policies.cluster.replica import Replica, Request
+from policies.cluster.replica import Replica
 from policies.model import ReplicaState, Tokens
 from policies.plan import Plan, Reason
 
@@ -22,9 +23,9 @@ STEP_SPAN_S = 10.0
 class EpochSample:
     """One epoch: the cluster after the decisions, and the numbers of decisions by kind.
 
-    `held` counts the requests with KV in GPU memory; the others wait. `bound` is a lower bound on the GPUs for the held
-    requests (`policies.bounds.least_bins`), `repack` the number of GPUs for them by best-fit-decreasing, which shares
-    no blocks. `used` and `capacity` are in tokens; blocks that requests of a GPU share count once.
+    `held` counts the requests with KV in GPU memory; the others wait. `bound` is the Martello-Toth lower bound on the
+    GPUs for the held requests, `repack` the number of GPUs for them by best-fit-decreasing. `used` and `capacity` are
+    in tokens.
     """
 
     now_s: float
@@ -85,20 +86,19 @@ class EventRecorder:
 
 def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
     replicas = cluster.replicas.values()
-    held = [_held(cluster, replica) for replica in replicas]
-    requests = [request for each in held for request in each]
+    sizes = [tokens for replica in replicas for tokens in _held(replica)]
     moves = [move for plan in plans for move in plan.moves]
     evictions = [eviction for plan in plans for eviction in plan.evicted]
     return EpochSample(
         now_s=now,
         gpus=len(replicas),
         starting=sum(replica.state is ReplicaState.STARTING for replica in replicas),
-        used=sum(map(cluster.distinct, held)),
+        used=sum(sizes),
         capacity=sum(replica.capacity for replica in replicas),
-        held=len(requests),
-        waiting=len(cluster.requests) - len(requests),
-        bound=least_bins(requests, cluster.capacity, cluster.prompts),
-        repack=best_fit_decreasing((request.tokens for request in requests), cluster.capacity),
+        held=len(sizes),
+        waiting=len(cluster.requests) - len(sizes),
+        bound=martello_toth_l2(sizes, cluster.capacity),
+        repack=best_fit_decreasing(sizes, cluster.capacity),
         moves=len(moves),
         units=len({move.unit for move in moves}),
         tokens_moved=sum(move.tokens for move in moves),
@@ -110,16 +110,11 @@ def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
     )
 
 
-def _held(cluster: Cluster, replica: Replica) -> list[Request]:
-    """The requests that fit, oldest first: an overloaded replica preempts the youngest."""
-    requests = list(replica.requests.values())
-    if cluster.distinct(requests) <= replica.capacity:
-        return requests
-    requests.sort(key=attrgetter("order"))
-    fitting: list[Request] = []
-    used = 0
-    for request in requests:
-        used = cluster.distinct([*fitting, request]) if cluster.prompts else used + request.tokens
-        if used <= replica.capacity:
-            fitting.append(request)
-    return fitting
+def _held(replica: Replica) -> list[Tokens]:
+    """The sizes of the requests that fit, oldest first: an overloaded replica preempts the youngest."""
+    sizes = [request.tokens for request in replica.requests.values()]
+    if sum(sizes) <= replica.capacity:
+        return sizes
+    ordered = sorted(replica.requests.values(), key=attrgetter("order"))
+    totals = accumulate(request.tokens for request in ordered)
+    return [request.tokens for request, total in zip(ordered, totals, strict=True) if total <= replica.capacity]

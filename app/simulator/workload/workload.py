@@ -249,9 +249,7 @@ def _arrivals(recipe: Recipe, seed: int) -> Iterator[Recorded]:
         case Poisson(rate, shape):
             assert shape is not None
             begins_s = takewhile(lambda at_s: at_s * recipe.time_scale < recipe.horizon_s, _times(rate, seed))
-            # Requests that do not wait come between those of other sessions.
-            rows = made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
-            yield from sorted(rows, key=lambda row: row.at_s)
+            yield from made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
 
 
 def _times(rate: float, seed: int) -> Iterator[float]:

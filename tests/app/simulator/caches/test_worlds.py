@@ -14,7 +14,6 @@ from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World
-from policies.decision.limits import Sizes
 from policies.model import RequestId, Tokens
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Matched, Routing
@@ -37,7 +36,6 @@ def lives(
     capacity: int = 1000,
     routing: Routing = Routing.TREE,
     migration: MigrationCosts | None = None,
-    sizes: Sizes = Sizes.MARGINAL,
 ) -> dict[str, Life]:
     """The requests of a world. With costs of migrations, replicas copy prefixes."""
     recorder = EventRecorder(lambda now: None)
@@ -49,7 +47,6 @@ def lives(
         block_tokens=BLOCK,
         routing=routing,
         copies=migration is not None,
-        sizes=sizes,
     )
     world = World(policy("worst_fit"), setup, replace(COSTS, migration=migration), recorder)
     world.run(jobs)
@@ -62,17 +59,6 @@ def lives(
 
 LONG = tuple(range(30))
 OTHER = tuple(range(100, 130))
-
-
-@pytest.mark.parametrize(("sizes", "queues"), [(Sizes.MARGINAL, False), (Sizes.BLIND, True)])
-def test_requests_that_share_a_document_run_together(sizes: Sizes, queues: bool) -> None:
-    """Room for both is there only once the document counts once; the second replica is full with another one."""
-    documents = [job("other", 0.0, OTHER, output=200), job("first", 0.5, LONG, output=200)]
-    found = lives([*documents, job("second", 1.6, (*LONG, 30))], 2, 500, sizes=sizes)
-    second = found["second"]
-    assert second.matched.predicted == 300 or queues
-    assert second.cached == 300 and second.preemptions == 0
-    assert second.first_token_s - second.job.arrival_s < 0.1
 
 
 def test_a_second_turn_computes_only_what_is_new() -> None:
@@ -158,10 +144,10 @@ SLOW = replace(FAST, intra=LinkCosts(1e4), inter=LinkCosts(1e4))
 
 
 def follower(migration: MigrationCosts | None) -> Life:
-    """A request whose prompt begins like one that runs on a replica without room for all of its tokens."""
+    """A request whose prompt begins like one that runs on a replica without room for it."""
     holder = job("holder", 5.0, LONG, output=200)
     jobs = [job("first", 0.0, LONG), holder, job("follower", 6.0, (*LONG, 30, 31))]
-    return lives(jobs, 2, 600, migration=migration, sizes=Sizes.BLIND)["follower"]
+    return lives(jobs, 2, 600, migration=migration)["follower"]
 
 
 def test_a_prefix_is_copied_to_where_there_is_room() -> None:
