@@ -140,9 +140,12 @@ _OF_FRONTENDS = (
     "convert",
     "custom_histogram_buckets",
     "disable_chunked_mm_input",
+    "disable_sliding_window",
+    "dtype",
     "download_dir",
     "enable_chunked_prefill",
     "enable_lora",
+    "enable_prefix_caching",
     "generation_config",
     "hf_config_path",
     "hf_overrides",
@@ -166,9 +169,12 @@ _OF_FRONTENDS = (
     "mm_hasher_algorithm",
     "mm_processor_cache_gb",
     "mm_processor_kwargs",
+    "model_class_overrides",
+    "model_impl",
     "override_generation_config",
     "per_request_spec_decode_metrics",
     "pooler_config",
+    "prefix_caching_hash_algo",
     "reasoning_config",
     "reasoning_parser",
     "reasoning_parser_plugin",
@@ -185,7 +191,8 @@ _OF_FRONTENDS = (
     "tokenizer_revision",
     "trust_remote_code",
 )
-"""The arguments on which the making and the checking of requests depends."""
+"""The arguments on which the making and the checking of requests depends: an image's tensors have the model's `dtype`,
+and the names of a prompt's KV blocks are made by `prefix_caching_hash_algo`."""
 
 
 def of_frontends(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.differential.cases import Case, Course
 from tests.differential.comparison import differences
 from tests.integration.application import BLOCK, Application, Client, eventually
 from tests.integration.asking import OrderedMove, ask, ask_all, ask_and_move, sightings, two_run
-from tests.integration.conftest import SPLIT_KWARGS, Stage, free_port
+from tests.integration.conftest import SPLIT_KWARGS, THINKING_KWARGS, Stage, free_port
 from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded
 from tests.integration.test_3_failures import home
@@ -102,7 +102,7 @@ async def test_images_decide_the_answers(split: Application) -> None:
 async def test_answers_to_images_are_vllms(stage: Stage, request: pytest.FixtureRequest) -> None:
     """Its own server with two workers as well; it has ended before Mell starts."""
     stage.clear()
-    rig = Rig(extra={**ENGINE, **SPLIT_KWARGS, "model": str(ensure_tiny_vision())})
+    rig = Rig(extra={**ENGINE, **SPLIT_KWARGS, **THINKING_KWARGS, "model": str(ensure_tiny_vision())})
     with bare_vllm(free_port(), rig) as port:
         theirs = await ask_all(f"http://127.0.0.1:{port}", CASES)
     ours = await unmoved(request.getfixturevalue("split"))

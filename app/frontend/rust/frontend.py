@@ -39,7 +39,19 @@ log = logging.getLogger("ray.serve")
 SERVED = frozenset({"/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
 """The open routes that the Rust frontend of the pinned vLLM has. A test asks it for the others."""
 
-_OF_MELL = frozenset({"served_model_name", "max_model_len", "enable_auto_tool_choice"})
+_OF_MELL = frozenset(
+    {
+        "disable_sliding_window",
+        "dtype",
+        "enable_auto_tool_choice",
+        "enable_prefix_caching",
+        "max_model_len",
+        "model_class_overrides",
+        "model_impl",
+        "prefix_caching_hash_algo",
+        "served_model_name",
+    }
+)
 """Arguments that reach the process otherwise, or have no effect there."""
 
 _PASSED_ON = (b"content-type", b"content-length", b"cache-control")

@@ -226,7 +226,7 @@ async def test_images_are_decoded_a_few_at_a_time(api: FrontendApi) -> None:
 
 async def test_media_of_running_requests_are_bounded(api: FrontendApi) -> None:
     room = api.frontend._client.core._room
-    before, room._limit = room._limit, 200_000
+    before, room._limit = room._limit, 400_000  # room for one image
     try:
         asking = asyncio.create_task(api.post(CHATS, **chat(image(data_url(7)), max_tokens=200)))
         await running(api.service)

@@ -1,8 +1,11 @@
 """From Mell's settings to the arguments of vLLM's server."""
 
 import pytest
+import torch
 
 from app.frontend.app import serve_args
+from app.tinymodel import ensure_tiny_model
+from deployments.engine.arguments import engine_config
 from tests.app.frontend.conftest import POOLING, config
 
 
@@ -13,6 +16,23 @@ def test_arguments_are_those_of_vllm_serve() -> None:
     assert (args.response_role, args.tool_call_parser, args.enable_auto_tool_choice) == ("bot", "hermes", True)
     assert args.chat_template == template and args.served_model_name == ["mell-tiny"]
     assert vllm_config.scheduler_config.stream_interval == 3 and not vllm_config.model_config.enable_prompt_embeds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_images_become_tensors_of_the_engines_type(dtype: str) -> None:
+    """vLLM's frontend casts them to the type of its own model configuration: for lack of `dtype`, to 16 bits."""
+    kwargs = {"dtype": dtype}
+    _, vllm_config = serve_args(config().model_copy(update={"engine_kwargs": kwargs}))
+    engine = engine_config(str(ensure_tiny_model()), kwargs)
+    assert vllm_config.model_config.dtype == engine.model_config.dtype == getattr(torch, dtype)
+
+
+def test_prompts_are_named_as_the_engine_names_its_blocks() -> None:
+    kwargs = {"prefix_caching_hash_algo": "sha256_cbor", "enable_prefix_caching": False}
+    made = config().model_copy(update={"engine_kwargs": kwargs})
+    caches = serve_args(made)[1].cache_config, engine_config(str(ensure_tiny_model()), kwargs).cache_config
+    assert [c.prefix_caching_hash_algo for c in caches] == ["sha256_cbor"] * 2
+    assert [c.enable_prefix_caching for c in caches] == [False] * 2
 
 
 def test_a_pooling_model_is_served_with_its_settings() -> None:
