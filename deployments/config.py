@@ -12,7 +12,7 @@ from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
-from policies.decision.limits import Limits, LiveLimits, Mode, Terms
+from policies.decision.limits import Limits, LiveLimits, Mode, Sizes, Terms
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
 from policies.prefix.routing import Routing
@@ -219,6 +219,12 @@ class SchedulerSettings(SettingsSection):
         description="Routing of arrivals: `tree`, by the contents of prefix caches and by load; `session`, to the "
         "replica of the session's last request; `least_load`, by the policy alone.",
     )
+    sizes: Sizes = Field(
+        Sizes.BLIND,
+        strict=False,
+        description="Room that a request needs: `marginal`, without the blocks of its prompt that other running "
+        "requests of the replica have; `blind`, for all of its tokens.",
+    )
     epoch_s: float = Field(1.0, ge=0.2, le=60, description="Seconds between epochs.")
     headroom_s: float = Field(
         0.0,
@@ -329,6 +335,7 @@ class SchedulerConfig(SchedulerSettings):
             placement_ttl_s=max(1.0, 2 * self.epoch_s),
             service=self.slo.level,
             routing=self.routing,
+            sizes=self.sizes,
             copies=self.copies is CopyMode.AUTO,
             classes=self.service_classes,
         )

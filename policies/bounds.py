@@ -1,11 +1,33 @@
 """Lower bound and full repack: the numbers of replicas to measure policies against.
 
 Both use request sizes only and ignore the requests' current replicas, as if moves cost nothing.
+
+Where requests share blocks, any placement has every distinct block on at least one replica, and the blocks that only
+one request has beside that request. So the larger of two bounds holds (`least_bins`): the distinct tokens divided by
+the capacity, and L2 over what each request has for itself. Neither counts that a common beginning is on several
+replicas as soon as its requests are.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import accumulate
+from typing import Protocol
+
+from policies.prefix.sharing import ActivePrompt, ActivePrompts
+
+
+class Sized(Protocol):
+    """A request with its size in tokens, and the prompt of which others may have a part."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of its KV."""
+        ...
+
+    @property
+    def prompt(self) -> ActivePrompt | None:
+        """The blocks that it may share; None: none."""
+        ...
 
 
 def martello_toth_l2(sizes: Iterable[int], capacity: int) -> int:
@@ -32,6 +54,18 @@ def martello_toth_l2(sizes: Iterable[int], capacity: int) -> int:
         smallest = bisect_left(ordered, capacity - ordered[first] + 1, 0, half)
         best = max(best, large + _ceil_div(sums[half] - sums[smallest] - left, capacity))
     return best
+
+
+def least_bins(sized: Collection[Sized], capacity: int, prompts: ActivePrompts | None) -> int:
+    """A lower bound on the number of bins, where bins have the common blocks of their requests once.
+
+    Without `prompts` it is L2. Raises `ValueError` for a size that is not in 1..capacity.
+    """
+    if prompts is None:
+        return martello_toth_l2((each.tokens for each in sized), capacity)
+    distinct = prompts.distinct((each.tokens, each.prompt) for each in sized)
+    own = (prompts.own(each.tokens, each.prompt) for each in sized)
+    return max(_ceil_div(distinct, capacity), martello_toth_l2(own, capacity))
 
 
 def best_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:

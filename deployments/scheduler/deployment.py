@@ -417,4 +417,5 @@ def _rehearsal(config: SchedulerConfig, memory: SchedulerMemory, telemetry: Tele
     """The dry run of a scheduler in mode `observe`."""
     if config.mode is not Mode.OBSERVE:
         return None
-    return Rehearsal(Shadow(config.terms, memory.pool().experience), telemetry)
+    pool = memory.pool()
+    return Rehearsal(Shadow(config.terms, pool.experience, names=pool.router.names), telemetry)

@@ -9,8 +9,9 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 from policies.cluster.changes import Crossing
@@ -18,11 +19,13 @@ from policies.cluster.classes import Classes
 from policies.cluster.forecast import Forecast
 from policies.cluster.replica import Replica, Request
 from policies.cluster.rooms import Rooms
+from policies.cluster.sizes import Size, choose
 from policies.cluster.supply import Demand, Supply
 from policies.cluster.trail import Step, Trace, Trail
 from policies.cost.service import SpeedLimit
 from policies.model import UP, AdapterId, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
+from policies.prefix.sharing import ActivePrompt, ActivePrompts
 
 _RUNNING = ReplicaState.RUNNING
 
@@ -67,6 +70,7 @@ class Cluster:
     awaits_start: bool = False
     moves_left: float = float("inf")
     has_ranks: bool = False
+    prompts: ActivePrompts | None = None
     classes: Classes = field(init=False)
     _running: int = 0
     _rooms: Rooms | None = None
@@ -133,8 +137,13 @@ class Cluster:
         self.supply.give_back(replica.id)
         self._rooms = None
 
-    def correct(self, replica: Replica, shared: int) -> None:
-        """Set the difference between the engine's count of used tokens and the sum over requests: `Replica.shared`."""
+    def saved(self, replica: Replica) -> int:
+        """The tokens by which the sizes of a replica's requests exceed its KV cache in use, by their prompts."""
+        return 0 if self.prompts is None else self.prompts.saved(replica.id)
+
+    def correct(self, replica: Replica, unexplained: int) -> None:
+        """Set the tokens in use, by the engine's count, that requests do not explain; shared blocks count once."""
+        shared = unexplained - self.saved(replica)
         if replica.shared != shared:
             replica.shared = shared
             self._touch(replica)
@@ -164,6 +173,25 @@ class Cluster:
                 request.kind = self.classes.kind(request.tokens)
                 request.ceiling = self.classes.ceiling(request.kind)
 
+    def share_blocks(self, block_tokens: int, names: Callable[[RequestId], Sequence[int]]) -> None:
+        """Have requests share the blocks of their prompts, which have `block_tokens` tokens; 0: they share none.
+
+        `names` are those of the blocks of the requests so far.
+        """
+        if block_tokens == (0 if self.prompts is None else self.prompts.block_tokens):
+            return
+        requests = self.requests.values()
+        for request in requests:
+            for replica in self._users(request):
+                self._share_no_more(request, replica)
+            request.prompt = None
+        self.prompts = ActivePrompts(block_tokens) if block_tokens else None
+        for request in requests:
+            request.prompt = self._begin(names(request.id), request.tokens)
+            for replica in self._users(request):
+                self._share(request, replica)
+        self._rooms = None
+
     # --- observations of requests ---------------------------------------------------------------------
 
     def add_request(
@@ -174,10 +202,12 @@ class Cluster:
         rank: int = 0,
         turn: float = 0.0,
         adapter: AdapterId | None = None,
+        names: Sequence[int] = (),
     ) -> Request:
         """Add a request as the latest arrival. It runs on `replica` already; without a replica it waits.
 
-        Raises `ValueError` if the id is taken, or for less than one token.
+        `names` are those of its prompt's full blocks. Raises `ValueError` if the id is taken, or for less than one
+        token.
         """
         if request_id in self.requests:
             raise ValueError(f"there is a request {request_id}")
@@ -185,6 +215,7 @@ class Cluster:
         self._arrivals = request.order
         self.has_ranks = self.has_ranks or rank != 0
         self.requests[request_id] = request
+        request.prompt = self._begin(names, tokens)
         self._enter(request, replica)
         return request
 
@@ -195,13 +226,26 @@ class Cluster:
         rank: int = 0,
         turn: float = 0.0,
         adapter: AdapterId | None = None,
+        names: Sequence[int] = (),
     ) -> Request:
-        """The latest arrival, as it would be if it were added. Changes nothing. Raises `ValueError` for no tokens."""
+        """The latest arrival, as it would be if it were added. Changes nothing. Raises `ValueError` for no tokens.
+
+        It is for queries before the next change of the cluster.
+        """
         if tokens < 1:
             raise ValueError(f"{request_id} holds {tokens} tokens")
         order, kind = self._arrivals + 1, self.classes.kind(tokens)
+        prompt = self.prompts.find(names, tokens) if self.prompts is not None and names else None
         return Request(
-            request_id, tokens, order, kind, self.classes.ceiling(kind), rank=rank, turn=turn, adapter=adapter
+            request_id,
+            tokens,
+            order,
+            kind,
+            self.classes.ceiling(kind),
+            rank=rank,
+            turn=turn,
+            adapter=adapter,
+            prompt=prompt,
         )
 
     def locate(self, request: Request, replica: Replica | None, source: Replica | None = None) -> None:
@@ -215,12 +259,14 @@ class Cluster:
                 request.source = source
                 self.held[request.id] = request.tokens
                 source.held += request.tokens
+                self._share(request, source)
                 self._touch(source)
 
     def release(self, request: Request) -> None:
         """End the request's move: nothing of it is left at its source."""
         if request.source is not None:
             request.source.held -= self.held.pop(request.id)
+            self._share_no_more(request, request.source)
             self._touch(request.source)
             request.source = None
 
@@ -230,6 +276,8 @@ class Cluster:
             self.take_back(request)
         self.release(request)
         self._leave(request)
+        if request.prompt is not None and self.prompts is not None:
+            self.prompts.end(request.prompt)
         self.resting.pop(request.id, None)
         del self.requests[request.id]
 
@@ -475,31 +523,67 @@ class Cluster:
         grown = tokens + self.headroom
         return grown if grown <= self.capacity else max(tokens, self.capacity)
 
+    def size(self, request: Request) -> Size:
+        """The request's size on every replica: on its own one, that which its departure frees."""
+        if request.prompt is None or self.prompts is None:
+            return Size(request.tokens)
+        own = None if request.replica is None else request.replica.id
+        return Size(request.tokens, self.prompts.sharers(request.prompt, own))
+
+    def size_on(self, request: Request, replica: Replica) -> int:
+        """The tokens that the request adds to a replica, or has added to its own."""
+        if request.prompt is None or self.prompts is None:
+            return request.tokens
+        return request.tokens - self.prompts.shared(request.prompt, replica.id, int(request.replica is replica))
+
+    def distinct(self, requests: Iterable[Request]) -> int:
+        """The distinct tokens of requests, if all of them were on one replica."""
+        if self.prompts is None:
+            return sum(request.tokens for request in requests)
+        return self.prompts.distinct((request.tokens, request.prompt) for request in requests)
+
     def fits(self, request: Request, replica: Replica) -> bool:
         """True if the replica accepts requests and has room for this one."""
-        return replica.accepts and replica.room >= self.need(request.tokens)
+        if not replica.accepts:
+            return False
+        size = self.size_on(request, replica)
+        if size == request.tokens:
+            return replica.room >= self.need(size)
+        return replica.has_room(self.need(size), self.need(request.tokens))
 
-    def tightest(self, tokens: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
-        """Best fit: the replica with the least room in which `tokens` and their growth fit; of equals the oldest.
+    def tightest(self, size: Size, accept: Callable[[Replica], object] | None = None) -> Replica | None:
+        """Best fit: the replica with the least room in which a request of that size and its growth fit; of equals the
+        oldest. Replicas that share more of it with others come first, however much room they have.
 
         Considers only replicas that accept requests and for which `accept` is true.
         """
-        return self._index().tightest(self.need(tokens), accept)
+        if size.shared:
+            for found in self._sharing(size, accept, False):
+                return found
+        return self._index().tightest(self.need(size.tokens), accept)
 
-    def widest(self, tokens: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
-        """Worst fit: the replica with the most room, if `tokens` and their growth fit there; of equals the youngest.
+    def widest(self, size: Size, accept: Callable[[Replica], object] | None = None) -> Replica | None:
+        """Worst fit: the replica that is left with the most room, if a request of that size and its growth fit there;
+        of equals the youngest.
 
         Considers only replicas that accept requests and for which `accept` is true.
         """
-        return self._index().widest(self.need(tokens), accept)
+        found = self._index().widest(self.need(size.tokens), accept)
+        if not size.shared:
+            return found
+        sharing = list(self._sharing(size, accept, True))
+        return choose([*sharing, *([] if found is None else [found])], size, True)
 
     def best_on_node(
-        self, node: str, tokens: int, accept: Callable[[Replica], object], widest: bool = False
+        self, node: str, size: Size, accept: Callable[[Replica], object], widest: bool = False
     ) -> Replica | None:
-        """The best fit among the replicas of one node, or with `widest` the worst fit; of equals as everywhere."""
-        need = self.need(tokens)
-        fitting = (r for r in self._index().on_node(node) if r.accepts and r.room >= need and accept(r))
-        return (max if widest else min)(fitting, key=lambda r: (r.room, r.order), default=None)
+        """The best fit among the replicas of one node, or with `widest` the worst fit; as everywhere."""
+        need = self.need(size.tokens)
+        on_node = self._index().on_node(node)
+        if not size.shared:
+            fitting = (r for r in on_node if r.accepts and r.room >= need and accept(r))
+            return (max if widest else min)(fitting, key=lambda r: (r.room, r.order), default=None)
+        return choose([r for r in on_node if r.accepts and self._takes(r, size) and accept(r)], size, widest)
 
     def roomiest(self, count: int) -> list[Replica]:
         """Up to `count` running replicas with the most room, in descending order of room."""
@@ -518,14 +602,14 @@ class Cluster:
         return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting()
 
     def queued(self) -> int:
-        """The size of the waiting requests in tokens."""
+        """The sum of the waiting requests' sizes, in tokens."""
         return sum(request.tokens for request in self.waiting.values())
 
     def _waiting(self) -> int:
         """The demand of the waiting requests in tokens."""
         speed = self.speed
         if speed is None:
-            return self.queued()
+            return self.distinct(self.waiting.values())
         shares = ((request.tokens, speed.share(1, request.tokens)) for request in self.waiting.values())
         tokens = sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
         return round(self.queue_share * tokens)
@@ -584,6 +668,12 @@ class Cluster:
             adapters = Counter(q.adapter for q in replica.requests.values() if q.adapter is not None)
             assert replica.adapters == adapters, f"adapters on {replica.id}"
         assert self._running == len(self.running()), "the number of running replicas"
+        if self.prompts is not None:
+            self.prompts.check_integrity()
+            for replica in self.replicas.values():
+                users = [q for q in self.requests.values() for user in self._users(q) if user is replica]
+                sizes = sum(q.tokens for q in users)
+                assert sizes - self.saved(replica) == self.distinct(users), f"shared blocks on {replica.id}"
         if self._rooms is not None:
             self._rooms.check_integrity(self.running())
 
@@ -605,6 +695,7 @@ class Cluster:
             return
         del replica.requests[request.id]
         replica.load -= request.tokens
+        self._share_no_more(request, replica)
         if request.adapter is not None:
             _count(replica.adapters, request.adapter, -1)
         self._touch(replica)
@@ -616,6 +707,7 @@ class Cluster:
             return
         replica.requests[request.id] = request
         replica.load += request.tokens
+        self._share(request, replica)
         if request.adapter is not None:
             _count(replica.adapters, request.adapter, 1)
         self._touch(replica)
@@ -641,18 +733,72 @@ class Cluster:
         self._enter(request, replica)
         either = trace or was
         if moves != moved and either is not None and either.origin is not None:
-            self._charge(either.origin, request.tokens if moves else -request.tokens)
+            self._charge(request, either.origin, moves)
         if trace is None:
             del traces[request]
         else:
             traces[request] = trace
 
-    def _charge(self, origin: Replica, tokens: int) -> None:
-        """Charge a move of `tokens` away from `origin` to the budget; below zero, give it back."""
-        self.moves_left -= 1 if tokens > 0 else -1
+    def _charge(self, request: Request, origin: Replica, moves: bool) -> None:
+        """Charge a move of the request away from `origin` to the budget; if it `moves` no more, give it back."""
+        self.moves_left -= 1 if moves else -1
         if self.holds:
-            origin.held += tokens
+            origin.held += request.tokens if moves else -request.tokens
+            if moves:
+                self._share(request, origin)
+            else:
+                self._share_no_more(request, origin)
             self._touch(origin)
+
+    # --- shared blocks --------------------------------------------------------------------------------
+
+    def _begin(self, names: Sequence[int], tokens: int) -> ActivePrompt | None:
+        return self.prompts.begin(names, tokens) if self.prompts is not None and names else None
+
+    def _users(self, request: Request) -> list[Replica]:
+        """The replicas on which a request uses blocks."""
+        users = [replica for replica in (request.replica, request.source) if replica is not None]
+        leaving = self._trail.leaving(request) if self.holds else None
+        return users if leaving is None else [*users, leaving]
+
+    def _share(self, request: Request, replica: Replica) -> None:
+        """Note that a request uses blocks of a replica."""
+        if request.prompt is not None and self.prompts is not None:
+            replica.shared -= self.prompts.enter(request.prompt, replica.id)
+
+    def _share_no_more(self, request: Request, replica: Replica) -> None:
+        """Note that a request uses no blocks of a replica any more, or one time less."""
+        if request.prompt is not None and self.prompts is not None:
+            replica.shared += self.prompts.leave(request.prompt, replica.id)
+
+    def _takes(self, replica: Replica, size: Size) -> bool:
+        """True if a request of that size has room on a replica."""
+        on = size.on(replica)
+        if on == size.tokens:
+            return replica.room >= self.need(on)
+        return replica.has_room(self.need(on), self.need(size.tokens))
+
+    def _sharing(self, size: Size, accept: Callable[[Replica], object] | None, widest: bool) -> Iterator[Replica]:
+        """The best replica with room of those that share equally much of a request, those first that share most."""
+
+        def takes(replica: Replica) -> bool:
+            return replica.accepts and self._takes(replica, size) and (accept is None or bool(accept(replica)))
+
+        index = self._index()
+        for shared, group in size.groups():
+            if len(group) * 8 < len(self.replicas):
+                found = choose([r for r in map(self.replicas.get, group) if r is not None and takes(r)], size, widest)
+            else:
+                # Many replicas share it: the index finds one after a few looks.
+                best = index.widest if widest else index.tightest
+                found = best(self.need(size.tokens - shared), partial(_is_of, group, takes))
+            if found is not None:
+                yield found
+
+
+def _is_of(group: Container[ReplicaId], takes: Callable[[Replica], bool], replica: Replica) -> bool:
+    """True if a replica is one of the group and takes the request."""
+    return replica.id in group and takes(replica)
 
 
 def _count(adapters: dict[AdapterId, int], adapter: AdapterId, change: int) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from policies.cluster.classes import Kind
 from policies.cost.service import SpeedLimit
 from policies.model import AdapterId, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.prefix.sharing import ActivePrompt
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +19,8 @@ class Request:
 
     `replica` is the request's location by the decisions so far, None while it waits. `source` is set while a move from
     an earlier epoch is under way: until its end the request holds blocks there, too. `adapter` is its LoRA adapter;
-    None: the model alone.
+    None: the model alone. `prompt` are the blocks that it may share with others (`policies.prefix.sharing`); None: it
+    shares none.
     """
 
     id: RequestId
@@ -29,6 +31,7 @@ class Request:
     replica: "Replica | None" = None
     source: "Replica | None" = None
     adapter: AdapterId | None = None
+    prompt: ActivePrompt | None = None
     pinned: bool = False
     resting: bool = False
     rank: int = 0
@@ -49,9 +52,10 @@ class Request:
 class Replica:
     """One replica. `order` counts activations: the most recently activated replica has the largest number.
 
-    `load` is the sum of its requests' sizes, requests on their way here included. `held` is the sum over requests that
-    are leaving, which occupy their room here until their moves are over. `shared` corrects the sum of the requests'
-    sizes to the engine's count: it is below zero if requests share blocks, above if blocks belong to no request.
+    `load` is the sum of its requests' sizes, requests on their way here included: the context that its steps attend to.
+    `held` is the sum over requests that are leaving, which occupy their room here until their moves are over. `shared`
+    corrects both to the KV cache in use, by the engine's count and the decisions since: it is below zero if requests
+    share blocks, above if blocks belong to no request.
     `headroom` is the growth kept free for each request, `lead` a request's growth until a decision takes effect. All
     are in tokens. `queued` counts the requests in its engine's queue, without blocks. `idle_since` is the time, in
     seconds, of the epoch that first found the replica empty.
@@ -96,6 +100,15 @@ class Replica:
         """The room once all moves away are over."""
         room = self._unused
         return room if self.speed is None else self._limited(room, self.speed)
+
+    def has_room(self, need: int, whole: int) -> bool:
+        """True if `need` tokens of KV fit that belong to a request of `whole` tokens; the rest of it is here already.
+
+        Steps attend to all of them.
+        """
+        if self._unused - self.held < need:
+            return False
+        return self.speed is None or self._limited(whole, self.speed) >= whole
 
     def _limited(self, room: int, speed: SpeedLimit) -> int:
         """The part of the room that the step time leaves to one more request."""
@@ -152,6 +165,11 @@ class Replica:
             return strain
         excess = self.speed.excess(count, self.load + self.lead * count)
         return max(strain, excess + self.lead) if excess else strain
+
+    @property
+    def is_slow_alone(self) -> bool:
+        """True if the strain is that of steps, and the KV cache has room for the growth."""
+        return self.load + self.shared + self.lead * len(self.requests) <= self.capacity
 
     @property
     def accepts(self) -> bool:

@@ -124,7 +124,9 @@ def place(
         return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
-    request = memory.add_request(arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter)
+    request = memory.add_request(
+        arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter, names=arrival.names
+    )
     unsuited = _barred_by_adapter(cluster, request, barred)
     held = memory.router.match(arrival)
     placing = _route(memory, request, arrival, held, unsuited, now).placing
@@ -307,7 +309,8 @@ def _evacuate(memory: PoolMemory) -> None:
 
 def _with_blocks(cluster: Cluster, request: Request, barred: Barred) -> Replica | None:
     """The replica with the most free blocks, if the request fits there without headroom: good enough to evacuate."""
-    fitting = [r for r in cluster.running() if r.runs_more and r.free >= request.tokens and r.id not in barred]
+    running = (r for r in cluster.running() if r.runs_more and r.id not in barred)
+    fitting = [r for r in running if r.free >= cluster.size_on(request, r)]
     return max(fitting, key=lambda r: r.free, default=None)
 
 
@@ -424,15 +427,18 @@ def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:
 def _is_sensible(memory: PoolMemory, move: Move) -> bool:
     """False between different models, for a request on the move, and for a drain while a replica is starting.
 
-    Also false if the request would wait at its target for its adapter, unless its own replica is about to stop.
+    Also false if the request would wait at its target for its adapter, unless its own replica is about to stop, and
+    if it shares blocks there without which it would not fit: targets ask for room for the whole context.
     """
-    statuses = memory.statuses
+    statuses, cluster = memory.statuses, memory.cluster
     source, target = statuses.get(move.source), statuses.get(move.target)
     incompatible = source is not None and target is not None and source.model != target.model
-    pointless = move.reason is Reason.DRAIN and memory.cluster.is_starting()
-    adapter = memory.cluster.requests[move.request].adapter
-    waits = move.reason is not Reason.EVACUATE and not memory.cluster.replicas[move.target].takes_adapter(adapter)
-    return not (incompatible or pointless or waits) and move.request not in memory.under_way
+    pointless = move.reason is Reason.DRAIN and cluster.is_starting()
+    request, replica = cluster.requests[move.request], cluster.replicas[move.target]
+    waits = move.reason is not Reason.EVACUATE and not replica.takes_adapter(request.adapter)
+    added = cluster.size_on(request, replica)
+    refused = memory.terms.moves_take_time and added < request.tokens > replica.free + added
+    return not (incompatible or pointless or waits or refused) and move.request not in memory.under_way
 
 
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:

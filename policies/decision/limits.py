@@ -108,6 +108,15 @@ class Mode(StrEnum):
     ACT = "act"
 
 
+class Sizes(StrEnum):
+    """The size of a request in a KV cache. MARGINAL: blocks that it shares with other requests of its replica count
+    once. BLIND: all of its tokens.
+    """
+
+    MARGINAL = "marginal"
+    BLIND = "blind"
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The fixed conditions of a pool's decisions.
@@ -124,7 +133,7 @@ class Terms:
     `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
     by which content decides on placements. With `copies`, replicas copy prefixes from each other. `classes` order
-    requests.
+    requests. `sizes` are those for which replicas need room.
     """
 
     policy: str = "pack"
@@ -146,6 +155,7 @@ class Terms:
     routing: Routing = Routing.TREE
     copies: bool = False
     classes: ServiceClasses = NO_CLASSES
+    sizes: Sizes = Sizes.BLIND
 
     @property
     def has_level(self) -> bool:

@@ -30,7 +30,7 @@ from policies.cost.fit import NO_STEPS
 from policies.cost.lines import Line
 from policies.decision.breaker import Breaker
 from policies.decision.experience import Experience
-from policies.decision.limits import Terms
+from policies.decision.limits import Sizes, Terms
 from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.decision.predicted import PredictedTimes
@@ -236,14 +236,15 @@ class PoolMemory:
         precedence: Precedence,
         replica: Replica | None = None,
         adapter: AdapterId | None = None,
+        names: Sequence[int] = (),
     ) -> Request:
         """Add a request to the cluster, with the rank and the turn of its class."""
-        return self.cluster.add_request(request_id, tokens, replica, *self._in_line(precedence), adapter)
+        return self.cluster.add_request(request_id, tokens, replica, *self._in_line(precedence), adapter, names)
 
     def new_request(self, arrival: Arrival) -> Request:
         """The request of an arrival, as `add_request` would add it. Changes nothing."""
         in_line = self._in_line(arrival.precedence)
-        return self.cluster.new_request(arrival.id, arrival.tokens, *in_line, arrival.adapter)
+        return self.cluster.new_request(arrival.id, arrival.tokens, *in_line, arrival.adapter, arrival.names)
 
     def _in_line(self, precedence: Precedence) -> tuple[int, float]:
         """The rank and the turn of a request."""
@@ -358,6 +359,8 @@ class PoolMemory:
         """Update the prompt tree, with a pause after every change of many blocks."""
         router = self.router
         router.block_tokens = next((status.block_size for status in self.statuses.values() if status.capacity), 0)
+        if self.terms.sizes is Sizes.MARGINAL and self.rule.knows_sharing:
+            self.cluster.share_blocks(router.block_tokens, router.names)
         router.expire(now)
         self._links.clear()
         self._observed_at = now
@@ -494,7 +497,8 @@ class PoolMemory:
         if request is None:
             newest = self._newest(request_id)
             tokens = Tokens(max(1, absent or newest.tokens))
-            request = self.add_request(request_id, tokens, newest.precedence, location.replica, newest.adapter)
+            names = self.router.names(request_id)
+            request = self.add_request(request_id, tokens, newest.precedence, location.replica, newest.adapter, names)
         cluster.locate(request, location.replica, location.source)
         if request.pinned is not location.pinned:
             cluster.pin(request, location.pinned)
@@ -531,7 +535,7 @@ class PoolMemory:
             home = cluster.replicas.get(self.homes[request.id]) if request.id not in self.leaving else None
             if home is None:
                 continue
-            if home.free >= request.tokens:
+            if home.free >= cluster.size_on(request, home):
                 cluster.locate(request, home)
                 del self.homes[request.id]
                 self._stale[request.id] = self._unsettled[request.id] = None
@@ -556,10 +560,10 @@ class PoolMemory:
             self.cluster.set_backlog(replica, backlogs.get(replica.id, 0))
 
     def _correct(self) -> None:
-        """Set the difference between every engine's own count of used tokens and the sum of its requests' sizes.
+        """Set the difference between every engine's own count of used tokens and its requests' sizes.
 
-        Unsettled requests (in prefill, or on their way) have any part of their blocks, so they explain any difference
-        up to their sizes.
+        Blocks that requests share by prediction count once. Unsettled requests (in prefill, or on their way) have any
+        part of their blocks, so they explain any difference up to their sizes.
         """
         cluster = self.cluster
         uncertain: dict[ReplicaId, int] = {}
@@ -571,7 +575,7 @@ class PoolMemory:
             if status.free_blocks is not None and status.state is ReplicaState.RUNNING:
                 replica = cluster.replicas[status.id]
                 used = max(0, status.capacity - status.free_blocks * status.block_size)
-                unexplained = used - replica.load - replica.held
+                unexplained = used - (replica.load + replica.held - cluster.saved(replica))
                 if unsure := uncertain.get(status.id):
                     unexplained = max(unexplained, min(unexplained + unsure, 0))
                 cluster.correct(replica, unexplained)

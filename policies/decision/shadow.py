@@ -6,7 +6,7 @@ It begins as a copy of the real cluster. Afterwards it takes only the requests a
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -59,14 +59,23 @@ class DryRun:
 
 
 class Shadow:
-    """Follows the reports of one pool: equal reports give equal shadows. `experience` is that of the real pool."""
+    """Follows the reports of one pool: equal reports give equal shadows. `experience` is that of the real pool, and
+    `names` gives the names of the blocks of its requests' prompts, which decide how much requests share.
+    """
 
-    def __init__(self, terms: Terms, experience: Experience, rule: Policy | None = None) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        experience: Experience,
+        rule: Policy | None = None,
+        names: Callable[[RequestId], Sequence[int]] = lambda request: (),
+    ) -> None:
         self._terms = replace(
             terms, mode=Mode.ACT, moves_take_time=False, starts_take_time=False, may_wait_nowhere=True
         )
         self._experience = experience
         self._rule = rule
+        self._names = names
         self._began: float | None = None
         self._now = 0.0
         self._replicas_now = 0
@@ -78,6 +87,7 @@ class Shadow:
         self._real: dict[ReplicaId, Status] = {}
         self._residents: dict[RequestId, Resident] = {}
         self._fresh: dict[RequestId, None] = {}
+        self._block_tokens = 1
         self._sizes: dict[RequestId, Tokens] = {}
         self._gone: dict[RequestId, None] = {}
         self._pool = Pool()
@@ -186,6 +196,7 @@ class Shadow:
         running = [status for status in up if status.state is ReplicaState.RUNNING]
         limit = max(seen.pool.max_replicas or 0, len(up)) if seen.pool.max_replicas is not None else None
         capacity = min(status.capacity for status in running)
+        self._block_tokens = running[0].block_size
         self._pool = replace(seen.pool, capacity=capacity, max_replicas=limit)
         per_node = max(Counter(status.node for status in up).values())
         self._memory = self._new_memory(per_node)
@@ -206,12 +217,15 @@ class Shadow:
         most = min((status.max_requests for status in like), default=None)
         other = next(iter(self._open.values()), None)
         most = most if most is not None else other.max_requests if other is not None else 1 << 30
-        self._open[replica] = Status(replica, ReplicaState.RUNNING, node, self._pool.capacity, max_requests=most)
+        block = self._block_tokens
+        self._open[replica] = Status(replica, ReplicaState.RUNNING, node, self._pool.capacity, block, max_requests=most)
         return replica
 
     def _report(self) -> PoolReport:
         """The changes of the idealised cluster since the last call."""
         fresh = [request for request in self._fresh if request in self._residents]
+        for request in fresh:
+            self._memory.router.take_names(request, self._names(request))
         report = PoolReport(
             self._pool,
             tuple(status for status in self._open.values() if self._memory.statuses.get(status.id) != status),
@@ -247,7 +261,7 @@ class Shadow:
         self._lost = plan.closed
 
     def _size(self, request: RequestId) -> Tokens:
-        """The request's size in whole blocks, in tokens, at most a replica's capacity. Shared blocks count in full."""
+        """The request's size in whole blocks, in tokens, at most a replica's capacity."""
         resident = self._residents[request]
         status = self._real.get(resident.replica) if resident.replica is not None else None
         block = status.block_size if status is not None else 1

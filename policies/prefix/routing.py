@@ -153,8 +153,17 @@ class Router:
 
     def present(self, request: RequestId, replica: ReplicaId) -> Tokens:
         """The tokens of a placed request's prompt whose KV a replica has in HBM, as far as is known."""
-        names = self._prompts.get(request, ())
+        names = self.names(request)
         return Tokens(self.tree.match(names).get(replica, NO_PREFIX).hbm * self.block_tokens)
+
+    def take_names(self, request: RequestId, names: Sequence[int]) -> None:
+        """Take the names of a request's prompt, until it ends."""
+        if names:
+            self._prompts[request] = array("Q", names)
+
+    def names(self, request: RequestId) -> Sequence[int]:
+        """The names of a request's prompt; none if they are not known."""
+        return self._prompts.get(request, ())
 
     def ended(self, request: RequestId) -> None:
         """Forget a request that has ended, or never begun."""
@@ -164,20 +173,19 @@ class Router:
     def scores(
         self,
         cluster: Cluster,
-        prompt: Tokens,
+        request: Request,
         held: Mapping[ReplicaId, HeldPrefix],
         barred: Set[ReplicaId],
         now: float,
         empty: bool = True,
     ) -> list[ReplicaScore]:
         """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
-        need = cluster.need(prompt)
         with_room = (
             replica
             for replica in cluster.running()
-            if replica.id not in barred and (empty or replica.requests) and replica.room >= need and replica.accepts
+            if replica.id not in barred and (empty or replica.requests) and cluster.fits(request, replica)
         )
-        return self.scores_of(with_room, prompt, held, now)
+        return self.scores_of(with_room, request.tokens, held, now)
 
     def scores_of(
         self, replicas: Iterable[Replica], prompt: Tokens, held: Mapping[ReplicaId, HeldPrefix], now: float
@@ -233,7 +241,7 @@ class Router:
             return (replica.id,) if replica is not None and at_home else ()
         if self.routing is Routing.LEAST_LOAD or not held:
             return ()
-        return near_best(self.scores(cluster, request.tokens, held, barred, now, empty=not choice.requests))
+        return near_best(self.scores(cluster, request, held, barred, now, empty=not choice.requests))
 
     def in_order(self, cluster: Cluster, arrivals: Sequence[Arrival], now: float) -> list[Arrival]:
         """Arrivals that are placed together, in the best order: those first that have the most to lose.
@@ -247,7 +255,8 @@ class Router:
         losses = {}
         for arrival in arrivals:
             held = self.match(arrival)
-            scores = self.scores(cluster, arrival.tokens, held, frozenset(), now) if held else ()
+            request = cluster.new_request(arrival.id, arrival.tokens, names=arrival.names)
+            scores = self.scores(cluster, request, held, frozenset(), now) if held else ()
             best = nsmallest(2, (each.score_s for each in scores))
             losses[arrival.id] = best[1] - best[0] if len(best) == 2 else 0.0
         return sorted(arrivals, key=lambda arrival: -losses[arrival.id])
@@ -260,8 +269,7 @@ class Router:
         (score,) = self.scores_of((replica,), arrival.tokens, held, now)
         self.queues.add(arrival.id, replica.id, score.prefill_s, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
-        if arrival.names:
-            self._prompts[arrival.id] = array("Q", arrival.names)
+        self.take_names(arrival.id, arrival.names)
         if self.routing is Routing.SESSION and arrival.session:
             self._sessions.new[arrival.session] = replica.id
         best = max((prefix.blocks for prefix in held.values()), default=0)

@@ -33,8 +33,11 @@ class Openings:
 
     def _reserve(self, request: Request) -> bool:
         for replica, reserved in self._reserved.items():
-            room = replica.room - sum(q.tokens + self._cluster.headroom for q in reserved)
-            if room >= self._cluster.need(request.tokens) and len(reserved) < replica.max_requests:
+            cluster = self._cluster
+            used = cluster.distinct(reserved)
+            size = cluster.distinct([*reserved, request]) - used
+            room = replica.room - used - len(reserved) * cluster.headroom
+            if room >= cluster.need(size) and len(reserved) < replica.max_requests:
                 reserved.append(request)
                 return True
         return False

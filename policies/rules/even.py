@@ -17,7 +17,7 @@ def even_out(cluster: Cluster, least: float, without: Replica | None = None) -> 
         if gap < least:
             return
         request = _levelling(cluster, full, empty, gap)
-        if request is not None and gap - abs(gap - 2 * request.tokens) >= least:
+        if request is not None and _gain(cluster, request, empty, gap) >= least:
             cluster.move(request, empty, Reason.BALANCE)
 
 
@@ -27,6 +27,12 @@ def free_when_settled(replica: Replica) -> int:
 
 
 def _levelling(cluster: Cluster, full: Replica, empty: Replica, gap: int) -> Request | None:
-    """The request whose move leaves the smallest gap between two replicas; the older of equals."""
+    """The request whose move evens two replicas out most; the older of equals."""
     candidates = (q for q in full.requests.values() if cluster.may_move(q) and cluster.fits(q, empty))
-    return min(candidates, key=lambda q: (abs(gap - 2 * q.tokens), q.order), default=None)
+    return max(candidates, key=lambda q: (_gain(cluster, q, empty, gap), -q.order), default=None)
+
+
+def _gain(cluster: Cluster, request: Request, empty: Replica, gap: int) -> int:
+    """Twice the tokens by which the larger of two loads shrinks if a request moves; with nothing shared, so the gap."""
+    assert request.replica is not None
+    return 2 * min(cluster.size_on(request, request.replica), gap - cluster.size_on(request, empty))

@@ -14,6 +14,7 @@ from policies.plan import Reason
 from policies.rules.arrivals import Openings, admit
 from policies.rules.even import even_out, free_when_settled
 from policies.rules.options import HEADROOM, about
+from policies.rules.overload import relief
 from policies.rules.policy import NONE, Barred, outside
 
 
@@ -24,6 +25,8 @@ class LoadBalance:
     An epoch cures overloads, places waiting requests, moves one request off the replica that is being emptied, and
     one in each pair of a full and an empty replica. No replica is in two pairs.
     """
+
+    knows_sharing = True
 
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     threshold: float = field(
@@ -41,7 +44,8 @@ class LoadBalance:
         """See `Policy.place`. With `drain` this looks at every replica; `rebalance` does so once for all arrivals."""
         leaving = self._leaving(cluster)
         others = barred if leaving is None else barred | {leaving.id}
-        return cluster.widest(request.tokens, outside(others)) or cluster.widest(request.tokens, outside(barred))
+        size = cluster.size(request)
+        return cluster.widest(size, outside(others)) or cluster.widest(size, outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""
@@ -69,11 +73,11 @@ class LoadBalance:
 
 def _emptiest(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
     """The emptiest replica with room; the replica that is being emptied only if no other has room."""
-    return _elsewhere(cluster, request, leaving) or cluster.widest(request.tokens)
+    return _elsewhere(cluster, request, leaving) or cluster.widest(cluster.size(request))
 
 
 def _elsewhere(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
-    return cluster.widest(request.tokens, lambda replica: replica is not leaving)
+    return cluster.widest(cluster.size(request), lambda replica: replica is not leaving)
 
 
 def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings: Openings) -> None:
@@ -87,7 +91,8 @@ def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings:
         movable = [q for q in movable if q.rank == movable[0].rank]
         if not movable:
             return
-        request = next((q for q in movable if q.tokens + replica.lead >= replica.strain), movable[-1])
+        frees = relief(cluster, replica)
+        request = next((q for q in movable if frees(q) + replica.lead >= replica.strain), movable[-1])
         target = _emptiest(cluster, request, leaving) or openings.replica_for(request)
         if target is None:
             return

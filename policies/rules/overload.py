@@ -1,5 +1,6 @@
 """The reaction of policies without migration to requests that outgrow their replica. The paper leaves it open."""
 
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from operator import attrgetter
 
@@ -7,6 +8,8 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 
 _IN_LINE = attrgetter("place_in_line")
+TOKENS: Callable[[Request], int] = attrgetter("tokens")
+"""The size of a request by itself."""
 
 
 class Overload(StrEnum):
@@ -19,31 +22,52 @@ class Overload(StrEnum):
     STALL = "stall"
 
 
+def relief(cluster: Cluster, replica: Replica) -> Callable[[Request], int]:
+    """The tokens by which the departure of one of a replica's requests reduces its strain.
+
+    That is the KV that no other request there uses. If only steps are too slow, it is the whole context.
+    """
+    return TOKENS if replica.is_slow_alone else freeing(cluster)
+
+
+def freeing(cluster: Cluster) -> Callable[[Request], int]:
+    """The tokens of KV that the departure of a request frees on its replica: those that no other one there uses."""
+    if cluster.prompts is None:
+        return TOKENS
+    return lambda request: request.tokens if request.replica is None else cluster.size_on(request, request.replica)
+
+
 def relieve(cluster: Cluster, rule: Overload) -> list[Request]:
     """Evict the requests that the rule selects, and return them."""
     if rule is Overload.STALL:
         return []
-    evicted = [request for replica in cluster.overloaded() for request in victims(replica)]
+    evicted = [request for replica in cluster.overloaded() for request in victims(cluster, replica)]
     for request in evicted:
         cluster.evict(request)
     return evicted
 
 
-def victims(replica: Replica) -> list[Request]:
+def victims(cluster: Cluster, replica: Replica) -> list[Request]:
     """The movable requests last in line that together cure the overload, without those that turn out to be unnecessary.
 
     The order is vLLM's: without classes, the latest arrival is preempted first. Returns all movable requests if even
     these are too few.
     """
-    over = replica.overload
     chosen: list[Request] = []
     for request in sorted(filter(attrgetter("movable"), replica.requests.values()), key=_IN_LINE, reverse=True):
-        if over <= 0:
+        if _freed(cluster, replica, chosen) >= replica.overload:
             break
         chosen.append(request)
-        over -= request.tokens
     for request in reversed(chosen.copy()):
-        if over + request.tokens <= 0:
-            chosen.remove(request)
-            over += request.tokens
+        others = [each for each in chosen if each is not request]
+        if _freed(cluster, replica, others) >= replica.overload:
+            chosen = others
     return chosen
+
+
+def _freed(cluster: Cluster, replica: Replica, evicted: Collection[Request]) -> int:
+    """The tokens that the eviction of these requests frees."""
+    if cluster.prompts is None:
+        return sum(request.tokens for request in evicted)
+    staying = (request for request in replica.requests.values() if request not in evicted)
+    return cluster.distinct(replica.requests.values()) - cluster.distinct(staying)

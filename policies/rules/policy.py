@@ -27,6 +27,11 @@ class Policy(Protocol):
         """Seconds of every request's growth to keep free."""
         ...
 
+    @property
+    def knows_sharing(self) -> bool:
+        """True if it asks for a request's size on each replica, and not only for all of its tokens."""
+        ...
+
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """The replica for an arriving request without moving any other; None if it fits on no replica that is not
         `barred`. Does not change the cluster.

@@ -15,6 +15,8 @@ from policies.rules.policy import NONE, Barred, outside
 class WorstFit:
     """Each request goes to the emptiest replica, and stays there."""
 
+    knows_sharing = True
+
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     overload: Overload = field(
         default=Overload.EVICT, metadata=about("The reaction to requests that outgrow their replica.")
@@ -22,7 +24,7 @@ class WorstFit:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
-        return cluster.widest(request.tokens, outside(barred))
+        return cluster.widest(cluster.size(request), outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
 
-from policies.bounds import martello_toth_l2
+from policies.bounds import least_bins
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
@@ -31,7 +31,7 @@ MOVED, STAYED, UNDER_WAY = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The constants of a history. One epoch takes a second."""
+    """The constants of a history. One epoch takes a second. Requests share blocks of `block_tokens` tokens; 0: none."""
 
     holds: bool = False
     starts_as: ReplicaState = ReplicaState.RUNNING
@@ -40,6 +40,7 @@ class Setting:
     least: int = 0
     limits: Limits = field(default_factory=Limits)
     speed: SpeedLimit | None = None
+    block_tokens: int = 0
 
 
 IDEAL = Setting()
@@ -54,7 +55,7 @@ class Tick:
     """The events before one epoch. Numbers stand for requests and replicas, counted around.
 
     `grows` are the tokens by which running requests grow, `fates` how moves under way are going, `ranks` those of the
-    arrivals.
+    arrivals. Of `prompts`, those begin alike that have the same low bits; one below 0 shares no block, 0 has none.
     """
 
     arrivals: Sequence[int] = ()
@@ -64,6 +65,16 @@ class Tick:
     loses: int | None = None
     starts: bool = True
     ranks: Sequence[int] = (0,)
+    prompts: Sequence[int] = (0,)
+
+
+def names(prompt: int, blocks: int, arrival: int) -> tuple[int, ...]:
+    """The names of a prompt's blocks: every second one depends on one more bit of its number."""
+    if not prompt:
+        return ()
+    if prompt < 0:
+        return tuple((-1 - arrival << 32) - block for block in range(blocks))
+    return tuple((block << 32) + prompt % (1 << block // 2 + 1) for block in range(blocks))
 
 
 class World:
@@ -76,6 +87,8 @@ class World:
             holds=setting.holds,
             starts_as=setting.starts_as,
         )
+        if policy.knows_sharing:
+            self.cluster.share_blocks(setting.block_tokens, lambda request: ())
         self.cluster.keep(setting.least)
         self.cluster.limit_speed(setting.speed)
         self.cluster.reserve(Tokens(setting.headroom), lead(setting.limits, decode_rate=1.0))
@@ -100,8 +113,13 @@ class World:
         self.now += 1.0
         ranks = (Precedence(f"rank {rank}", self.now) for rank in cycle(tick.ranks))
         arrived = [
-            Arrival(RequestId(f"r{self._arrivals + i}"), Tokens(n), precedence=precedence)
-            for i, (n, precedence) in enumerate(zip(tick.arrivals, ranks, strict=False))
+            Arrival(
+                RequestId(f"r{self._arrivals + i}"),
+                Tokens(n),
+                names(prompt, n, self._arrivals + i),
+                precedence=precedence,
+            )
+            for i, (n, prompt, precedence) in enumerate(zip(tick.arrivals, cycle(tick.prompts), ranks, strict=False))
         ]
         self._arrivals += len(arrived)
         self._alive = self._alive - set(departed) | {arrival.id for arrival in arrived}
@@ -140,7 +158,7 @@ class World:
         wrong += self._overtaken(before, plan)
         wrong += [f"{r.id} is overloaded" for r in self.cluster.overloaded() if not self._may_overload(r.id)]
         if not plan.queued and not self.cluster.overloaded():
-            least = martello_toth_l2([q.tokens for q in self.cluster.requests.values()], CAPACITY)
+            least = least_bins(self.cluster.requests.values(), CAPACITY, self.cluster.prompts)
             if len(self.cluster.running()) < least:
                 wrong.append(f"{len(self.cluster.running())} replicas where {least} are needed")
         return wrong
@@ -167,7 +185,7 @@ class World:
             f"{late.id} is placed before {early.id}"
             for late in placed
             for early in waiting
-            if early.turn < late.turn and early.tokens <= late.tokens
+            if early.turn < late.turn and early.tokens <= late.tokens and late.prompt is None
         ]
 
     def _is_short(self) -> bool:
@@ -220,6 +238,7 @@ def random_history(seed: int, epochs: int = 30) -> list[Tick]:
             loses=random.randrange(9) if random.random() < 0.1 else None,
             starts=random.random() < 0.5,
             ranks=[random.randint(-1, 2) for _ in range(3)],
+            prompts=[random.randrange(1 << 8) for _ in range(4)],
         )
         for _ in range(epochs)
     ]

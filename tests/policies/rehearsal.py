@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.cluster.cluster import Cluster
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
@@ -13,16 +13,17 @@ from policies.plan import Eviction, Move, Opening, Placement, Plan
 class Host:
     """A replica as `violations` needs it: what its requests hold, and whether it takes more.
 
-    `shared` and `held` are those of `Replica`: a correction, and what requests that have left by earlier plans still
-    hold.
+    `unexplained` is the correction by the engine's count, `held` what requests that have left by earlier plans, those
+    in `leaving`, still hold.
     """
 
     capacity: Tokens
     requests: Mapping[RequestId, Tokens]
-    shared: int = 0
+    unexplained: int = 0
     held: int = 0
     running: bool = True
     max_requests: int = 1 << 30
+    leaving: tuple[RequestId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Before:
     """The cluster that a plan was made for: every replica, the requests that wait, and those that must stay.
 
     `capacity` is a new replica's. With `holds`, moved requests keep their room at the source; `ready` is true if
-    new replicas take requests at once.
+    new replicas take requests at once. `blocks` are the names of the blocks of `block_tokens` tokens that requests may
+    share.
     """
 
     hosts: Mapping[ReplicaId, Host]
@@ -39,6 +41,13 @@ class Before:
     capacity: Tokens = Tokens(0)
     holds: bool = False
     ready: bool = True
+    blocks: Mapping[RequestId, frozenset[int]] = field(default_factory=dict)
+    block_tokens: int = 0
+
+    def saved(self, requests: Sequence[RequestId]) -> int:
+        """The tokens of blocks that several of these requests have, each time but one."""
+        blocks = [self.blocks.get(request, frozenset()) for request in requests]
+        return self.block_tokens * (sum(map(len, blocks)) - len(frozenset().union(*blocks)))
 
 
 def before(cluster: Cluster) -> Before:
@@ -47,17 +56,21 @@ def before(cluster: Cluster) -> Before:
         r.id: Host(
             r.capacity,
             {q.id: q.tokens for q in r.requests.values()},
-            shared=r.shared,
+            unexplained=r.shared + cluster.saved(r),
             held=r.held,
             running=r.state is ReplicaState.RUNNING,
             max_requests=r.max_requests,
+            leaving=tuple(q for q in cluster.held if cluster.requests[q].source is r),
         )
         for r in cluster.replicas.values()
     }
     waiting = {q.id: q.tokens for q in cluster.in_order()}
     pinned = frozenset(q.id for q in cluster.requests.values() if not q.movable)
     ready = cluster.starts_as is ReplicaState.RUNNING
-    return Before(hosts, waiting, pinned, cluster.capacity, cluster.holds, ready)
+    prompts = {q.id: q.prompt for q in cluster.requests.values() if q.prompt is not None}
+    blocks = {q: frozenset(name for node in prompt.upwards() for name in node.names) for q, prompt in prompts.items()}
+    block_tokens = 0 if cluster.prompts is None else cluster.prompts.block_tokens
+    return Before(hosts, waiting, pinned, cluster.capacity, cluster.holds, ready, blocks, block_tokens)
 
 
 def violations(plan: Plan, before: Before) -> list[str]:
@@ -85,6 +98,7 @@ class _Rehearsal:
         self._hosts = dict(before.hosts)
         self._requests = {name: dict(host.requests) for name, host in before.hosts.items()}
         self._held = {name: host.held for name, host in before.hosts.items()}
+        self._leaving = {name: [*host.leaving] for name, host in before.hosts.items()}
         self._waiting = dict(before.waiting)
 
     def open(self, opened: Sequence[Opening]) -> None:
@@ -95,6 +109,7 @@ class _Rehearsal:
             self._hosts[opening.replica] = Host(self._before.capacity, {}, running=self._before.ready)
             self._requests[opening.replica] = {}
             self._held[opening.replica] = 0
+            self._leaving[opening.replica] = []
 
     def move(self, moves: Sequence[Move]) -> None:
         self.wrong += [f"{r} is moved {n} times" for r, n in Counter(m.request for m in moves).items() if n > 1]
@@ -109,6 +124,7 @@ class _Rehearsal:
             tokens = self._requests[move.source].pop(move.request)
             if self._before.holds:
                 self._held[move.source] += tokens
+                self._leaving[move.source].append(move.request)
             self._put(move.request, move.target, tokens)
 
     def evict(self, evicted: Sequence[Eviction]) -> None:
@@ -130,8 +146,10 @@ class _Rehearsal:
         """Compare what every replica holds with what it can hold."""
         for name, host in self._hosts.items():
             requests = self._requests[name]
-            used = sum(requests.values()) + host.shared + self._held[name]
-            was = sum(host.requests.values()) + host.shared + host.held
+            used = sum(requests.values()) + host.unexplained + self._held[name]
+            used -= self._before.saved([*requests, *self._leaving[name]])
+            was = sum(host.requests.values()) + host.unexplained + host.held
+            was -= self._before.saved([*host.requests, *host.leaving])
             if used > host.capacity and used > was:
                 self.wrong.append(f"{name} would hold {used} of {host.capacity} tokens")
             if len(requests) > host.max_requests and len(requests) > len(host.requests):

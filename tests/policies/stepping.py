@@ -59,7 +59,7 @@ def apply(cluster: Cluster, events: Events) -> Changes:
     for arrival in events.arrived:
         precedence = arrival.precedence
         rank, turn = RANKED.rank(precedence.service_class), RANKED.turn(precedence)
-        cluster.add_request(arrival.id, arrival.tokens, None, rank, turn)
+        cluster.add_request(arrival.id, arrival.tokens, None, rank, turn, names=arrival.names)
     return Changes(tuple(departed), tuple(crossed), tuple(cluster.in_order()))
 
 

@@ -1,12 +1,15 @@
 """The lower bound and the repack: known answers, and their order around the true optimum."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import best_fit_decreasing, martello_toth_l2
+from policies.bounds import best_fit_decreasing, least_bins, martello_toth_l2
+from policies.model import Tokens
+from policies.prefix.sharing import ActivePrompt, ActivePrompts
 from tests.policies.exhaustive import optimum
 
 unhurried = settings(deadline=None)
@@ -90,3 +93,88 @@ def test_the_optimum_lies_between(packing: tuple[list[int], int]) -> None:
 def test_sizes_that_no_request_has_are_refused(bound: Callable[[list[int], int], int], size: int) -> None:
     with pytest.raises(ValueError, match=rf"1\.\.10, not {size}$"):
         bound([5, size, 5], 10)
+
+
+# --- bins that have common blocks once --------------------------------------------------------------------
+
+BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Held:
+    """A request of `tokens` tokens whose prompt takes these branches, one per block."""
+
+    path: Sequence[int]
+    tokens: Tokens
+    prompt: ActivePrompt | None
+
+    @property
+    def blocks(self) -> set[tuple[int, ...]]:
+        """The beginnings of the prompt that others may have: one per block, without that of the last token."""
+        return {tuple(self.path[: end + 1]) for end in range(min(len(self.path), (self.tokens - 1) // BLOCK))}
+
+
+def held(*requests: tuple[Sequence[int], int]) -> tuple[list[Held], ActivePrompts]:
+    """Requests by their branches and the tokens behind these."""
+    prompts = ActivePrompts(BLOCK)
+    made = []
+    for path, rest in requests:
+        names = [hash(tuple(path[: end + 1])) for end in range(len(path))]
+        tokens = Tokens(BLOCK * len(path) + rest)
+        made.append(Held(path, tokens, prompts.begin(names, tokens)))
+    return made, prompts
+
+
+def partitions(requests: Sequence[Held]) -> Iterator[list[list[Held]]]:
+    """All ways to put requests into bins."""
+    if not requests:
+        yield []
+        return
+    for bins in partitions(requests[1:]):
+        yield [[requests[0]], *bins]
+        for at in range(len(bins)):
+            yield [*bins[:at], [requests[0], *bins[at]], *bins[at + 1 :]]
+
+
+def in_bin(requests: Sequence[Held]) -> int:
+    """The tokens of a bin, by sets of blocks."""
+    blocks = [request.blocks for request in requests]
+    return sum(r.tokens for r in requests) - BLOCK * (
+        sum(map(len, blocks)) - len(set[tuple[int, ...]]().union(*blocks))
+    )
+
+
+DOCUMENT = (0,) * 20
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        pytest.param([], 0, id="nothing"),
+        pytest.param([(DOCUMENT, 10), (DOCUMENT, 10)], 1, id="a document and two questions"),
+        pytest.param([(DOCUMENT, 10), ((1,) * 20, 10)], 2, id="two documents"),
+        pytest.param([(DOCUMENT[:5], 60), (DOCUMENT[:5], 60)], 2, id="the distinct tokens decide"),
+        pytest.param([(DOCUMENT[:2], 52)] * 3, 3, id="what each has for itself decides"),
+    ],
+)
+def test_the_lower_bound_with_common_blocks(requests: list[tuple[Sequence[int], int]], expected: int) -> None:
+    made, prompts = held(*requests)
+    assert least_bins(made, 100, prompts) == expected
+
+
+@unhurried
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=4), st.integers(1, 12)), max_size=6), st.integers(28, 48)
+)
+def test_no_packing_takes_fewer_bins(requests: list[tuple[list[int], int]], capacity: int) -> None:
+    made, prompts = held(*requests)
+    feasible = (bins for bins in partitions(made) if all(in_bin(each) <= capacity for each in bins))
+    assert least_bins(made, capacity, prompts) <= min(map(len, feasible))
+
+
+@unhurried
+@given(st.lists(st.integers(1, 40), max_size=11))
+def test_without_common_blocks_the_bound_is_the_same(sizes: list[int]) -> None:
+    made, prompts = held(*(([100 + number], size) for number, size in enumerate(sizes)))
+    whole = [BLOCK + size for size in sizes]
+    assert least_bins(made, 48, prompts) == least_bins(made, 48, None) == martello_toth_l2(whole, 48)

@@ -110,14 +110,14 @@ def test_new_replicas_have_the_capacity_of_new_replicas() -> None:
 
 @pytest.mark.parametrize("held", [True, False], ids=["held", "shared"])
 def test_other_used_room_counts(held: bool) -> None:
-    host = replace(BEFORE.hosts[B], held=51) if held else replace(BEFORE.hosts[B], shared=51)
+    host = replace(BEFORE.hosts[B], held=51) if held else replace(BEFORE.hosts[B], unexplained=51)
     before = replace(BEFORE, hosts={B: host})
     assert violations(Plan(placements=(Placement(S, B),)), before) == ["B would hold 141 of 100 tokens"]
     assert violations(Plan(queued=(S,)), before) == [], "that was so before"
 
 
 def test_shared_blocks_make_room() -> None:
-    before = replace(BEFORE, hosts={B: replace(BEFORE.hosts[B], shared=-10), A: BEFORE.hosts[A]})
+    before = replace(BEFORE, hosts={B: replace(BEFORE.hosts[B], unexplained=-10), A: BEFORE.hosts[A]})
     assert violations(Plan(moves=(move(P, A, B),), queued=(S,)), before) == []
 
 

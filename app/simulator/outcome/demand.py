@@ -17,6 +17,7 @@ class Alone:
     """A policy that gives every request its own replica, so that no request waits."""
 
     headroom_s = 0.0
+    knows_sharing = False
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """None: requests never share a replica."""

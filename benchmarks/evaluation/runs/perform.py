@@ -57,6 +57,11 @@ class OperationCounter:
         """See `Policy`."""
         return self.policy.headroom_s
 
+    @property
+    def knows_sharing(self) -> bool:
+        """See `Policy`."""
+        return self.policy.knows_sharing
+
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy`."""
         return self.policy.place(cluster, request)

@@ -27,6 +27,8 @@ class Mell:
     A call with all the changes of an epoch batches them; one call per change is Algorithm 1.
     """
 
+    knows_sharing = False
+
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     memory_weight: float = field(
         default=1.0, metadata=about("The weight of a replica's free share in its priority.", least=0)

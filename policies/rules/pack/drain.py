@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
+from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
 from policies.plan import Reason
 from policies.rules.pack.room import Seeker, by_size
@@ -37,14 +38,24 @@ def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
 
 
 def _candidates(seeker: Seeker, most: int) -> Iterator[Replica]:
-    """Replicas with at most `most` requests, all movable, that fit into the total room of the others; the least loaded
-    first.
+    """Replicas with at most `most` requests, all movable, that fit into the total room of the others, or may share
+    blocks there; the least loaded first.
     """
-    rooms = {r: max(0, r.room) for r in seeker.cluster.running() if r.requests}
+    cluster = seeker.cluster
+    rooms = {r: max(0, r.room) for r in cluster.running() if r.requests}
     total = sum(rooms.values())
-    fitting = (r for r, room in rooms.items() if len(r.requests) <= most and r.load <= total - room)
-    least_loaded = sorted(fitting, key=lambda r: (r.load, r.order))
-    return (r for r in least_loaded if all(seeker.cluster.may_move(q) for q in r.requests.values()))
+    fitting = (
+        r for r, room in rooms.items() if len(r.requests) <= most and (r.load <= total - room or _may_share(cluster, r))
+    )
+    least_loaded = sorted(fitting, key=lambda r: (r.load - cluster.saved(r), r.order))
+    return (r for r in least_loaded if all(cluster.may_move(q) for q in r.requests.values()))
+
+
+def _may_share(cluster: Cluster, replica: Replica) -> bool:
+    """True if a request of the replica shares blocks with others of the pool."""
+    if cluster.prompts is None:
+        return False
+    return any(q.prompt is not None and q.prompt.is_shared for q in replica.requests.values())
 
 
 def _empty(seeker: Seeker, victim: Replica, most: int) -> bool:
@@ -55,9 +66,9 @@ def _empty(seeker: Seeker, victim: Replica, most: int) -> bool:
     mark = cluster.mark()
     left = len(victim.requests)
     for request in sorted(victim.requests.values(), key=by_size, reverse=True):
-        target = seeker.find(request.tokens, victim)
+        target = seeker.find(request, victim)
         if target is None and not cluster.holds and cluster.mark() - mark + left < most:
-            target = seeker.make(request.tokens, victim)
+            target = seeker.make(request, victim)
         if target is None or cluster.mark() - mark + left > most or not cluster.may_move(request):
             return False
         cluster.move(request, target, Reason.DRAIN)

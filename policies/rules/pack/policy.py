@@ -10,6 +10,7 @@ from policies.plan import Reason
 from policies.rules.arrivals import Openings
 from policies.rules.even import even_out
 from policies.rules.options import HEADROOM, about
+from policies.rules.overload import relief
 from policies.rules.pack.drain import drain
 from policies.rules.pack.room import Seeker, by_rank, largest_below, smallest
 from policies.rules.policy import NONE, Barred, outside
@@ -31,6 +32,8 @@ class Pack:
     There are no size classes. At the same number of replicas this policy makes fewer moves than the paper's (section
     VI): no move keeps a class pure or refills a hole; each one cures an overload or frees a replica.
     """
+
+    knows_sharing = True
 
     headroom_s: float = field(default=2.0, metadata=about(HEADROOM, least=0))
     comfort: float = field(
@@ -66,8 +69,8 @@ class Pack:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """The best replica with comfortable room, else with tight room, else an empty one."""
-        found = self._seeker(cluster, barred).find(request.tokens)
-        return found or cluster.tightest(request.tokens, outside(barred))
+        found = self._seeker(cluster, barred).find(request)
+        return found or cluster.tightest(cluster.size(request), outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """Cure, admit, drain."""
@@ -76,7 +79,7 @@ class Pack:
         for replica in cluster.strained():
             _cure(seeker, replica, openings)
         for request in cluster.in_order():
-            target = seeker.find(request.tokens) or _make_or_open(seeker, request, openings)
+            target = seeker.find(request) or _make_or_open(seeker, request, openings)
             if target is not None:
                 cluster.place(request, target)
         if cluster.may_close(times=self.plenty):
@@ -106,7 +109,7 @@ def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
     """
     cluster = seeker.cluster
     while replica.strain > 0 and len(replica.requests) > 1:
-        request, target = _leaving(seeker, replica, replica.strain - replica.lead)
+        request, target = _leaving(seeker, replica)
         if request is None:
             return
         target = target or _make_or_open(seeker, request, openings, replica)
@@ -115,18 +118,19 @@ def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
         cluster.move(request, target, Reason.OVERLOAD)
 
 
-def _leaving(seeker: Seeker, replica: Replica, need: int) -> tuple[Request | None, Replica | None]:
+def _leaving(seeker: Seeker, replica: Replica) -> tuple[Request | None, Replica | None]:
     """The request to move away and a replica with room for it; without such a replica, the first choice.
 
     If the smallest sufficient request of a rank fits nowhere, no larger one does.
     """
     first: Request | None = None
+    need, frees = replica.strain - replica.lead, relief(seeker.cluster, replica)
     for requests in by_rank(seeker.cluster, replica):
         for find in (smallest, largest_below):
-            request = find(seeker.cluster, requests, need)
+            request = find(seeker.cluster, requests, need, frees)
             if request is None:
                 continue
-            if (target := seeker.find(request.tokens, replica)) is not None:
+            if (target := seeker.find(request, replica)) is not None:
                 return request, target
             first = first or request
     return first, None
@@ -135,11 +139,11 @@ def _leaving(seeker: Seeker, replica: Replica, need: int) -> tuple[Request | Non
 def _make_or_open(seeker: Seeker, request: Request, openings: Openings, avoid: Replica | None = None) -> Replica | None:
     """Room for a request that fits on no replica in use: by an exchange, else on an empty or a new replica."""
     cluster = seeker.cluster
-    if not cluster.holds and (made := seeker.make(request.tokens, avoid)) is not None:
+    if not cluster.holds and (made := seeker.make(request, avoid)) is not None:
         return made
-    empty = cluster.tightest(request.tokens, lambda replica: replica is not avoid)
+    empty = cluster.tightest(cluster.size(request), lambda replica: replica is not avoid)
     slow = cluster.holds and cluster.starts_as is ReplicaState.STARTING
     # Moves make room long before a new replica has started.
-    if empty is None and slow and (seeker.promised(request.tokens, avoid) or seeker.prepare(request.tokens, avoid)):
+    if empty is None and slow and (seeker.promised(request, avoid) or seeker.prepare(request, avoid)):
         return None
     return empty or openings.replica_for(request)

@@ -6,13 +6,15 @@ moves, tightness saves replicas. Comfortable room is used before tight room, and
 since a replica costs more than a move.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.sizes import Size
 from policies.plan import Reason
+from policies.rules.overload import TOKENS, freeing
 from policies.rules.policy import NONE, Barred
 
 
@@ -43,16 +45,17 @@ class Seeker:
     promises: dict[Replica, int] = field(default_factory=dict)
     barred: Barred = NONE
 
-    def find(self, tokens: int, leaves: Replica | None = None) -> Replica | None:
-        """The best replica in use with comfortable room for `tokens`; if there is none, with tight room.
+    def find(self, request: Request, leaves: Replica | None = None) -> Replica | None:
+        """The best replica in use with comfortable room for a request; if there is none, with tight room.
 
         For a request that `leaves` a replica, if moves take time, comfortable room on the same node comes before other
         comfortable room, and with `near` tight room on the same node before other tight room.
         """
-        return self._choose(tokens + self.comfort, leaves, near=True) or self._choose(tokens, leaves, near=self.near)
+        size = self.cluster.size(request)
+        return self._choose(size.plus(self.comfort), leaves, near=True) or self._choose(size, leaves, near=self.near)
 
     def _choose(
-        self, tokens: int, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
+        self, size: Size, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
     ) -> Replica | None:
         """The best replica for a request that `leaves` one; with `near`, if moves take time, first on its own node."""
 
@@ -60,84 +63,89 @@ class Seeker:
             return self._accepts(replica) and replica is not leaves and replica is not avoid
 
         if near and leaves is not None and self.cluster.holds:
-            found = self.cluster.best_on_node(leaves.node, tokens, accept, widest=self.spread)
+            found = self.cluster.best_on_node(leaves.node, size, accept, widest=self.spread)
             if found is not None:
                 return found
         best = self.cluster.widest if self.spread else self.cluster.tightest
-        return best(tokens, accept)
+        return best(size, accept)
 
     def _accepts(self, replica: Replica) -> bool:
         return (self.unused or bool(replica.requests)) and replica.id not in self.barred
 
-    def make(self, tokens: int, avoid: Replica | None = None) -> Replica | None:
-        """A replica on which one move, or else one swap of two requests, has just made room for `tokens`.
+    def make(self, request: Request, avoid: Replica | None = None) -> Replica | None:
+        """A replica on which one move, or else one swap of two requests, has just made room for a request.
 
         Only for instantaneous moves: a swap needs room on both sides at once.
         """
         hosts = self._hosts(avoid)
-        return self._by_a_move(tokens, hosts, avoid) or self._by_a_swap(tokens, hosts)
+        return self._by_a_move(request, hosts, avoid) or self._by_a_swap(request, hosts)
 
-    def prepare(self, tokens: int, avoid: Replica | None = None) -> bool:
-        """Begin a move that will make room for `tokens`, and promise that room. False if no move does."""
-        host = self._by_a_move(tokens, self._hosts(avoid), avoid)
+    def prepare(self, request: Request, avoid: Replica | None = None) -> bool:
+        """Begin a move that will make room for a request, and promise that room. False if no move does."""
+        host = self._by_a_move(request, self._hosts(avoid), avoid)
         if host is not None:
-            self._promise(host, tokens)
+            self._promise(host, request)
         return host is not None
 
-    def promised(self, tokens: int, avoid: Replica | None = None) -> bool:
+    def promised(self, request: Request, avoid: Replica | None = None) -> bool:
         """Promise room that moves under way will make and that is not promised yet. False if there is not enough."""
-        for replica in self.cluster.running():
+        cluster = self.cluster
+        for replica in cluster.running():
             room = replica.later_room - self.promises.get(replica, 0)
-            if replica is not avoid and replica.held and room >= self.cluster.need(tokens):
-                self._promise(replica, tokens)
+            if replica is not avoid and replica.held and room >= cluster.need(cluster.size_on(request, replica)):
+                self._promise(replica, request)
                 return True
         return False
 
-    def _promise(self, replica: Replica, tokens: int) -> None:
+    def _promise(self, replica: Replica, request: Request) -> None:
+        tokens = self.cluster.size_on(request, replica)
         self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.headroom
 
     def _hosts(self, avoid: Replica | None) -> list[Replica]:
         return [r for r in self.cluster.roomiest(self.reach) if r.accepts and r.requests and r is not avoid]
 
-    def _by_a_move(self, tokens: int, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
+    def _by_a_move(self, newcomer: Request, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
         """Move the smallest request away whose departure makes the room, if it fits elsewhere. Returns its replica.
 
         A request of a lower rank comes before those of higher ones.
         """
         cluster = self.cluster
         widest = cluster.roomiest(3)
+        size = cluster.size(newcomer)
         for host in hosts:
             # A request that leaves takes its headroom along.
-            lack = cluster.need(tokens) - host.room - cluster.headroom
+            lack = cluster.need(size.on(host)) - host.room - cluster.headroom
             # A cheap test first: on most hosts, no request is both large enough and fits into the widest other room.
             elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
-            if cluster.need(lack) > elsewhere:
+            if cluster.need(lack) > elsewhere and cluster.prompts is None:
                 continue
             for others in by_rank(cluster, host):
-                request = smallest(cluster, others, lack)
-                if request is None or cluster.need(request.tokens) > elsewhere:
+                request = smallest(cluster, others, lack, freeing(cluster))
+                if request is None or (cluster.prompts is None and cluster.need(request.tokens) > elsewhere):
                     continue
                 # If the smallest sufficient request fits nowhere, no larger one of its rank does.
-                target = self._choose(request.tokens, host, avoid, near=self.near)
-                if target is not None:
-                    cluster.move(request, target, Reason.MAKE_ROOM)
+                target = self._choose(cluster.size(request), host, avoid, near=self.near)
+                if target is not None and self._moves(((request, target),), newcomer, host):
                     return host
         return None
 
-    def _by_a_swap(self, tokens: int, hosts: list[Replica]) -> Replica | None:
-        """Swap the smallest pair of requests that makes the room; every replica keeps its number of requests."""
+    def _by_a_swap(self, newcomer: Request, hosts: list[Replica]) -> Replica | None:
+        """Swap the smallest pair of requests that makes the room; every replica keeps its number of requests.
+
+        Requests that share blocks with others stay.
+        """
         cluster = self.cluster
-        need = cluster.need(tokens)
-        hosts = [r for r in hosts if len(r.requests) <= self.crowd]
+        size = cluster.size(newcomer)
+        candidates = {r: _alone(r.requests.values()) for r in hosts if len(r.requests) <= self.crowd}
         best: tuple[int, Request, Request, Replica, Replica] | None = None
-        for host in hosts:
-            lack = need - host.room
-            for large in host.requests.values():
+        for host, here in candidates.items():
+            lack = cluster.need(size.on(host)) - host.room
+            for large in here:
                 if large.tokens < lack or not cluster.may_move(large):
                     continue
-                for other in hosts:
+                for other, there in candidates.items():
                     least = large.tokens - other.room
-                    for small in other.requests.values() if other is not host else ():
+                    for small in there if other is not host else ():
                         weight = large.tokens + small.tokens
                         if (
                             least <= small.tokens <= large.tokens - lack
@@ -148,10 +156,26 @@ class Seeker:
         if best is None or cluster.moves_left < 2:
             return None
         _, large, small, host, other = best
-        unit = cluster.unit()
-        cluster.move(small, host, Reason.MAKE_ROOM, unit)
-        cluster.move(large, other, Reason.MAKE_ROOM, unit)
-        return host
+        return host if self._moves(((small, host), (large, other)), newcomer, host) else None
+
+    def _moves(self, moves: Sequence[tuple[Request, Replica]], newcomer: Request, host: Replica) -> bool:
+        """Make room on a host for a request by moves, of several as one unit.
+
+        False, and nothing is moved, if these leave no room: what leaves may be what a request would have shared.
+        """
+        cluster, mark = self.cluster, self.cluster.mark()
+        unit = cluster.unit() if len(moves) > 1 else None
+        for request, target in moves:
+            cluster.move(request, target, Reason.MAKE_ROOM, unit)
+        if cluster.holds or newcomer.prompt is None or cluster.fits(newcomer, host):
+            return True
+        cluster.undo(mark)
+        return False
+
+
+def _alone(requests: Collection[Request]) -> Collection[Request]:
+    """The requests that share no blocks with others of the pool."""
+    return [request for request in requests if request.prompt is None or not request.prompt.is_shared]
 
 
 def by_rank(cluster: Cluster, replica: Replica) -> Iterator[Collection[Request]]:
@@ -164,15 +188,18 @@ def by_rank(cluster: Cluster, replica: Replica) -> Iterator[Collection[Request]]
         yield [request for request in requests if request.rank == rank]
 
 
-def smallest(cluster: Cluster, requests: Iterable[Request], tokens: int) -> Request | None:
+def smallest(
+    cluster: Cluster, requests: Iterable[Request], tokens: int, frees: Callable[[Request], int] = TOKENS
+) -> Request | None:
     """The smallest movable request of at least `tokens` tokens; of equals the oldest.
 
-    An inner loop of every decision, like `largest_below`; so the expensive check, `may_move`, comes last.
+    A request counts for what its departure `frees`. An inner loop of every decision, like `largest_below`; so the
+    expensive check, `may_move`, comes last.
     """
     best: Request | None = None
     least: float = inf
     for request in requests:
-        size = request.tokens
+        size = frees(request)
         if (
             tokens <= size <= least
             and (size < least or best is None or request.order < best.order)
@@ -182,12 +209,14 @@ def smallest(cluster: Cluster, requests: Iterable[Request], tokens: int) -> Requ
     return best
 
 
-def largest_below(cluster: Cluster, requests: Iterable[Request], tokens: int) -> Request | None:
-    """The largest movable request of fewer than `tokens` tokens; of equals the youngest."""
+def largest_below(
+    cluster: Cluster, requests: Iterable[Request], tokens: int, frees: Callable[[Request], int] = TOKENS
+) -> Request | None:
+    """The largest movable request of fewer than `tokens` tokens; of equals the youngest. Sizes are as in `smallest`."""
     best: Request | None = None
     most: float = -inf
     for request in requests:
-        size = request.tokens
+        size = frees(request)
         if (
             most <= size < tokens
             and (size > most or best is None or request.order > best.order)

@@ -100,6 +100,7 @@ class Scripted:
     script: Mapping[int, Turn] = field(default_factory=dict)
     replicas: int = 0
     headroom_s: float = 0.0
+    knows_sharing: bool = False
     epochs: list[int] = field(default_factory=lambda: [0])
 
     def under(self, costs: Costs) -> "Scripted":

@@ -7,6 +7,7 @@ import pytest
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
+from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Move, Reason
 from tests.policies.cluster.named import move, named, picture, replica, request
@@ -99,9 +100,9 @@ def test_a_waiting_request_changes_class_without_a_crossing() -> None:
 
 def test_the_order_by_room_follows_events() -> None:
     cluster = named("A: p30 | B: q20")
-    assert cluster.tightest(10) is replica(cluster, "A")
+    assert cluster.tightest(Size(10)) is replica(cluster, "A")
     applied(cluster, Events(sizes=sizes(q=40)))
-    assert cluster.tightest(10) is replica(cluster, "B")
+    assert cluster.tightest(Size(10)) is replica(cluster, "B")
 
 
 # --- replicas start and are lost ----------------------------------------------------------------------
@@ -110,10 +111,10 @@ def test_the_order_by_room_follows_events() -> None:
 def test_a_started_replica_takes_requests() -> None:
     cluster = named("", "s10", starts_as=ReplicaState.STARTING)
     opened = cluster.open()
-    assert opened is not None and cluster.tightest(10) is None
+    assert opened is not None and cluster.tightest(Size(10)) is None
     cluster.settle()
     applied(cluster, Events(started=[opened.id]))
-    assert cluster.tightest(10) is opened
+    assert cluster.tightest(Size(10)) is opened
 
 
 def test_requests_of_a_lost_replica_wait_in_their_old_order() -> None:

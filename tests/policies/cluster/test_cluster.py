@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from policies.cluster.cluster import Cluster
+from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
 from tests.policies.cluster.named import evict, lift, move, named, picture, place, replica, request, settled, turn
@@ -247,7 +248,7 @@ def strand(cluster: Cluster) -> None:
 
 
 def mistake_index(cluster: Cluster) -> None:
-    cluster.tightest(1)
+    cluster.tightest(Size(1))
     replica(cluster, "B").shared += 1
 
 

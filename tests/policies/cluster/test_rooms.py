@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
+from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
 from tests.policies.cluster.named import named, picture, replica, request
@@ -20,17 +21,17 @@ def names(*chosen: Replica | None) -> list[str | None]:
 
 def test_best_fit_takes_the_least_room_that_is_enough() -> None:
     cluster = named("A: p30 | B: q60 | C: r80")
-    assert names(cluster.tightest(40), cluster.tightest(41), cluster.tightest(71)) == ["B", "A", None]
+    assert names(cluster.tightest(Size(40)), cluster.tightest(Size(41)), cluster.tightest(Size(71))) == ["B", "A", None]
 
 
 def test_worst_fit_takes_the_most_room_if_it_is_enough() -> None:
     cluster = named("A: p60 | B: q30 | C: r80")
-    assert names(cluster.widest(10), cluster.widest(70), cluster.widest(71)) == ["B", "B", None]
+    assert names(cluster.widest(Size(10)), cluster.widest(Size(70)), cluster.widest(Size(71))) == ["B", "B", None]
 
 
 def test_of_equals_best_fit_takes_the_oldest_and_worst_fit_the_youngest() -> None:
     cluster = named("C: p50 | A: q50 | B: r50")
-    assert names(cluster.tightest(50), cluster.widest(50)) == ["C", "B"]
+    assert names(cluster.tightest(Size(50)), cluster.widest(Size(50))) == ["C", "B"]
 
 
 def test_roomiest_are_those_with_the_most_room() -> None:
@@ -40,40 +41,42 @@ def test_roomiest_are_those_with_the_most_room() -> None:
 
 def test_opened_replicas_are_found_and_closed_ones_are_not() -> None:
     cluster = named("A: p60 | B:")
-    assert names(cluster.widest(10)) == ["B"]
+    assert names(cluster.widest(Size(10))) == ["B"]
     cluster.close(replica(cluster, "B"))
-    assert names(cluster.widest(10)) == ["A"]
+    assert names(cluster.widest(Size(10))) == ["A"]
     cluster.open()
-    assert names(cluster.widest(10)) == ["gpu-0"]
+    assert names(cluster.widest(Size(10))) == ["gpu-0"]
 
 
 def test_a_replica_that_changed_before_it_closed_is_not_found() -> None:
     cluster = named("A: p60 | B: q10")
-    assert names(cluster.widest(10)) == ["B"]
+    assert names(cluster.widest(Size(10))) == ["B"]
     cluster.evict(request(cluster, "q"))
     cluster.close(replica(cluster, "B"))
-    assert names(cluster.widest(10)) == ["A"]
+    assert names(cluster.widest(Size(10))) == ["A"]
 
 
 def test_a_lost_replica_is_not_found() -> None:
     cluster = named("A: p60 | B: q10")
-    assert names(cluster.widest(10)) == ["B"]
+    assert names(cluster.widest(Size(10))) == ["B"]
     cluster.lose(replica(cluster, "B"))
-    assert names(cluster.widest(10)) == ["A"]
+    assert names(cluster.widest(Size(10))) == ["A"]
 
 
 def test_room_is_found_once_a_move_is_over() -> None:
     cluster = named("A: p60 | B:", holds=True)
     cluster.move(request(cluster, "p"), replica(cluster, "B"), Reason.FILL)
     cluster.settle()
-    assert names(cluster.tightest(50)) == [None]
+    assert names(cluster.tightest(Size(50))) == [None]
     cluster.release(request(cluster, "p"))
-    assert names(cluster.tightest(50)) == ["A"]
+    assert names(cluster.tightest(Size(50))) == ["A"]
 
 
 def test_accept_is_asked() -> None:
     cluster = named("A: p30 | B: q60")
-    assert names(cluster.tightest(10, lambda r: r.id != "B"), cluster.widest(10, lambda r: r.id != "A")) == ["A", "B"]
+    assert names(
+        cluster.tightest(Size(10), lambda r: r.id != "B"), cluster.widest(Size(10), lambda r: r.id != "A")
+    ) == ["A", "B"]
 
 
 @pytest.mark.parametrize("accept", [None, lambda replica: True], ids=["by default", "whatever the caller accepts"])
@@ -81,19 +84,19 @@ def test_full_batches_are_passed_over(accept: Callable[[Replica], bool] | None) 
     cluster = named("A: p60 | B: q10")
     for name, most in ("A", 1), ("B", 1):
         replica(cluster, name).max_requests = most
-    assert names(cluster.tightest(10, accept), cluster.widest(10, accept)) == [None, None]
+    assert names(cluster.tightest(Size(10), accept), cluster.widest(Size(10), accept)) == [None, None]
 
 
 @pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.RUNNING])
 def test_only_running_replicas_are_found(state: ReplicaState) -> None:
     cluster = named("A: p10")
     cluster.add_replica(ReplicaId("B"), "node", Tokens(100), state)
-    assert names(cluster.tightest(91), cluster.widest(91)) == [None, None]
+    assert names(cluster.tightest(Size(91)), cluster.widest(Size(91))) == [None, None]
 
 
 def test_room_for_everyones_growth_is_kept() -> None:
     cluster = named("A: p30 q20 | B: r70", headroom=5)
-    assert names(cluster.tightest(35), cluster.tightest(36), cluster.tightest(20)) == ["A", None, "B"]
+    assert names(cluster.tightest(Size(35)), cluster.tightest(Size(36)), cluster.tightest(Size(20))) == ["A", None, "B"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_need_is_capped_by_an_empty_replica_but_never_below_the_size(tokens: int
 
 def test_a_request_larger_than_a_replica_fits_nowhere() -> None:
     cluster = named("A:", "p101")
-    assert cluster.tightest(101) is None and not cluster.fits(request(cluster, "p"), replica(cluster, "A"))
+    assert cluster.tightest(Size(101)) is None and not cluster.fits(request(cluster, "p"), replica(cluster, "A"))
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(40, True), (41, False)], ids=["the last token", "one too many"])
@@ -129,11 +132,11 @@ def test_overloaded_replicas_exceed_their_capacity(shared: int, expected: list[s
 
 def test_reserve_changes_replicas_old_and_new() -> None:
     cluster = named("A: p50 q20")
-    assert names(cluster.tightest(30)) == ["A"]
+    assert names(cluster.tightest(Size(30))) == ["A"]
     cluster.reserve(Tokens(10))
     opened = cluster.open()
     assert opened is not None and opened.headroom == 10
-    assert names(cluster.tightest(1)) == ["gpu-0"]
+    assert names(cluster.tightest(Size(1))) == ["gpu-0"]
 
 
 # --- any sequence of changes --------------------------------------------------------------------------
@@ -191,6 +194,6 @@ def test_index_agrees_with_a_search_after_any_changes(
     for action, one, other in changes:
         change(cluster, action, one, other)
         for accept in (lambda r: True), (lambda r: r.order % 2 == 0):
-            found = names(cluster.tightest(tokens, accept), cluster.widest(tokens, accept))
+            found = names(cluster.tightest(Size(tokens), accept), cluster.widest(Size(tokens), accept))
             assert found == search(cluster, tokens, accept), picture(cluster)
         cluster.check_integrity()

@@ -11,6 +11,7 @@ import pytest
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.sizes import Size
 from policies.decision.deciding import one_by_one
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
@@ -29,6 +30,7 @@ class Seen:
     """Places what waits where it fits, and keeps what it was told of."""
 
     headroom_s = 0.0
+    knows_sharing = False
 
     def __init__(self, greedy: bool = False) -> None:
         self.greedy = greedy
@@ -36,7 +38,7 @@ class Seen:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
-        return cluster.tightest(request.tokens)
+        return cluster.tightest(Size(request.tokens))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`. A greedy one looks at all that waits, whatever it is told of."""

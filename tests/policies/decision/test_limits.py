@@ -7,6 +7,7 @@ import pytest
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.sizes import Size
 from policies.decision.deciding import headroom, lead
 from policies.decision.experience import Experience
 from policies.decision.limits import Limits, LiveLimits
@@ -24,10 +25,11 @@ class Wander:
 
     back: bool = False
     headroom_s: float = 0.0
+    knows_sharing: bool = False
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
-        return cluster.tightest(request.tokens)
+        return cluster.tightest(Size(request.tokens))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""

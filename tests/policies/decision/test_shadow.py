@@ -1,7 +1,7 @@
 """The shadow: what would be, had everything been done that was decided."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.bounds import martello_toth_l2
 from policies.cluster.cluster import Cluster
 from policies.decision.deciding import decide_pool
-from policies.decision.limits import Limits, LiveLimits, Mode, Terms
+from policies.decision.limits import Limits, LiveLimits, Mode, Sizes, Terms, as_given
 from policies.decision.memory import PoolMemory
 from policies.decision.shadow import DryRun, Shadow
 from policies.model import RequestId, Tokens
@@ -21,15 +21,16 @@ from tests.policies.decision.observed import C, Drawn, Watcher, observed
 from tests.policies.history import SPECS
 from tests.policies.settings import few
 
+NO_NAMES: Mapping[str, Sequence[int]] = {}
 NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
 
 
 class Rehearsed:
     """A shadow beside a memory that watches the same drawn clusters."""
 
-    def __init__(self, terms: Terms, least: int = 0) -> None:
+    def __init__(self, terms: Terms, least: int = 0, names: Mapping[str, Sequence[int]] = NO_NAMES) -> None:
         self.watcher = Watcher(PoolMemory(terms), least)
-        self.shadow = Shadow(terms, self.watcher.memory.experience)
+        self.shadow = Shadow(terms, self.watcher.memory.experience, names=lambda request: names.get(request, ()))
 
     @property
     def cluster(self) -> Cluster:
@@ -102,6 +103,20 @@ def test_it_opens_what_the_real_one_lacks() -> None:
     live(made, *(observed("a: p90 q40?", float(at), most=3) for at in range(3)))
     told = so_far(made)
     assert (told.replicas_needed, told.requests_waiting, told.gpu_seconds_saved) == (2, 0, -2.0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "known", "needed"),
+    [(Sizes.MARGINAL, "pq", 1), (Sizes.MARGINAL, "p", 2), (Sizes.MARGINAL, "", 2), (Sizes.BLIND, "pq", 2)],
+    ids=["shared", "one prompt is not known", "no prompt is known", "blind"],
+)
+def test_requests_share_blocks_as_far_as_their_prompts_are_known(sizes: Sizes, known: str, needed: int) -> None:
+    names = {name: range(50) for name in known}
+    terms = Terms(NO_GROWTH, as_given(Limits()), epoch_s=0.0, mode=Mode.OBSERVE, sizes=sizes)
+    made = Rehearsed(terms, names=names)
+    live(made, *(observed("a: p70 | b: q70", float(at)) for at in range(2)))
+    assert so_far(made).replicas_needed == needed
+    made.cluster.check_integrity()
 
 
 def test_what_no_replica_may_be_opened_for_waits() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.cluster.sizes import Size
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.arrivals import Openings, admit
 from policies.rules.best_fit import BestFit
@@ -74,5 +75,5 @@ def test_the_oldest_comes_first_in_whatever_order_they_are_given() -> None:
     cluster = drawn("60", limit=0)
     for size in (30, 20):
         cluster.add_request(RequestId(f"new{size}"), Tokens(size))
-    admit(cluster, reversed(cluster.in_order()), lambda q: cluster.tightest(q.tokens), Openings(cluster))
+    admit(cluster, reversed(cluster.in_order()), lambda q: cluster.tightest(Size(q.tokens)), Openings(cluster))
     assert shown(cluster) == "60 30 ; 20"

@@ -26,6 +26,7 @@ ticks = st.builds(
     loses=st.none() | st.none() | st.none() | st.integers(0, 9),
     starts=st.booleans(),
     ranks=st.just([0]) | st.lists(st.integers(-1, 2), min_size=1, max_size=4),
+    prompts=st.lists(st.integers(-1, 63), min_size=1, max_size=8),
 )
 histories = st.lists(ticks, min_size=1, max_size=10)
 limits = st.builds(
@@ -49,8 +50,9 @@ settings = st.builds(
     headroom=st.sampled_from([0, 2]),
     limits=limits,
     speed=st.none() | speeds,
+    block_tokens=st.sampled_from([0, 1, 3]),
 )
-ideal = st.sampled_from([IDEAL, replace(IDEAL, headroom=2)])
+ideal = st.sampled_from([IDEAL, replace(IDEAL, headroom=2), replace(IDEAL, block_tokens=2)])
 
 
 def check(spec: str, setting: Setting, history: list[Tick]) -> None:
@@ -70,6 +72,18 @@ def test_history_in_the_ideal_model(spec: str, setting: Setting, history: list[T
 @given(settings, histories)
 def test_history(spec: str, setting: Setting, history: list[Tick]) -> None:
     check(spec, setting, history)
+
+
+@every_policy
+@few
+@given(settings, histories, st.sampled_from([-1, 0]))
+def test_plans_are_the_same_if_nothing_is_shared(spec: str, setting: Setting, history: list[Tick], prompt: int) -> None:
+    """Whether prompts have names that no other one has, no names, or are not looked at."""
+    apart = [replace(tick, prompts=[prompt]) for tick in history]
+    plans, blind = (
+        [plan for _, plan, _ in played(policy(spec), replace(setting, block_tokens=tokens), apart)] for tokens in (1, 0)
+    )
+    assert plans == blind
 
 
 @pytest.mark.slow

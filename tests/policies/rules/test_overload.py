@@ -20,7 +20,8 @@ from tests.policies.rules.drawn import drawn, shown
     ],
 )
 def test_victims(replica: str, expected: list[str]) -> None:
-    assert [q.id for q in victims(drawn(replica).running()[0])] == expected
+    cluster = drawn(replica)
+    assert [q.id for q in victims(cluster, cluster.running()[0])] == expected
 
 
 @pytest.mark.parametrize("reason", ["pinned", "resting"])
@@ -29,7 +30,7 @@ def test_a_request_that_must_stay_is_no_victim(reason: str) -> None:
     replica = cluster.running()[0]
     youngest = list(replica.requests.values())[-1]
     setattr(youngest, reason, True)
-    assert [q.id for q in victims(replica)] == ["a1"]
+    assert [q.id for q in victims(cluster, replica)] == ["a1"]
 
 
 def test_evicted_requests_wait() -> None:

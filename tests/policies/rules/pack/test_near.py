@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
 from policies.decision.limits import Limits
-from policies.model import ReplicaState
+from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.pack import Pack
 from policies.rules.pack.room import Seeker
 from tests.policies.cluster.named import named, picture
@@ -88,7 +88,8 @@ def test_room_is_found_first_on_the_same_node(
     """Room is found if and only if there is some; on another node only if its own has none of the kind."""
     cluster = made(rows)
     source = cluster.running()[0]
-    found = Seeker(cluster, comfort, 8, spread, spread, near=True).find(tokens, source)
+    request = cluster.new_request(RequestId("new"), Tokens(tokens))
+    found = Seeker(cluster, comfort, 8, spread, spread, near=True).find(request, source)
     assert (found is None) == (not rooms(cluster, source, tokens, near=False))
     if found is None:
         return
