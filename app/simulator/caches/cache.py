@@ -57,6 +57,12 @@ class SimulatedCache:
             use.held += 1
         return use.held * self.block_tokens
 
+    def active(self, names: Sequence[int]) -> int:
+        """The tokens of the first blocks that running requests use."""
+        return (
+            next((index for index, name in enumerate(names) if name not in self.users), len(names)) * self.block_tokens
+        )
+
     def leading(self, names: Sequence[int]) -> int:
         """The number of names up to the first one that is missing."""
         return next((index for index, name in enumerate(names) if not self._has(name)), len(names))

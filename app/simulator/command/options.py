@@ -7,6 +7,7 @@ from pathlib import Path
 from app.simulator.costs.costs import shipped_costs
 from app.simulator.workload.lengths import SHIPPED
 from app.simulator.workload.sessions import SHAPES
+from policies.decision.limits import Sizes
 from policies.precedence import OVERTAKE_S
 from policies.prefix.routing import Routing
 
@@ -261,6 +262,13 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
         choices=[str(kind) for kind in Routing],
         default=str(Routing.TREE),
         help="placement by the contents of prefix caches, by session, or by load alone (default: %(default)s)",
+    )
+    add(
+        "--sizes",
+        choices=[str(kind) for kind in Sizes],
+        default=str(Sizes.BLIND),
+        help="the room that decisions want for a request: without the blocks that it shares with running requests of a "
+        "GPU, or for all of its tokens (default: %(default)s)",
     )
     add(
         "--copies",

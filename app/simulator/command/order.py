@@ -21,7 +21,7 @@ from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workl
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import speed_of
 from policies.cost.service import ServiceLevel, unreachable
-from policies.decision.limits import Limits, Terms
+from policies.decision.limits import Limits, Sizes, Terms
 from policies.model import Tokens
 from policies.precedence import ServiceClasses
 from policies.prefix.routing import Routing
@@ -240,6 +240,7 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
         block_tokens=given.block_tokens or 0,
         routing=Routing(given.routing),
         copies=given.copies,
+        sizes=Sizes(given.sizes),
     )
 
 

@@ -71,7 +71,7 @@ class SimulationRun:
 
     def perform(self, tick: Tick) -> Metrics:
         """See `Performable`."""
-        recorder = EventRecorder(tick)
+        recorder = EventRecorder(tick, {job.id: job.names for job in self.jobs}, self.setup.block_tokens)
         if self.policy is None:
             simulate(self.jobs, Alone(), unlimited(self.setup), IDEAL, recorder)
             return {"seed": self.seed, **bounds(recorder, self.window)}

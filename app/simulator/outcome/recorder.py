@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import attrgetter
 
 from app.simulator.world.observer import Life, Transfer
-from policies.bounds import best_fit_decreasing, martello_toth_l2
+from policies.bounds import Sized, best_fit_decreasing, least_bins
 from policies.cluster.cluster import Cluster
-from policies.cluster.replica import Replica
-from policies.model import ReplicaState, Tokens
+from policies.cluster.replica import Replica, Request
+from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
+from policies.prefix.sharing import ActivePrompt, ActivePrompts
 
 STEP_GRID_S = 1e-4
 """The resolution of recorded step times, in seconds."""
@@ -23,9 +23,9 @@ STEP_SPAN_S = 10.0
 class EpochSample:
     """One epoch: the cluster after the decisions, and the numbers of decisions by kind.
 
-    `held` counts the requests with KV in GPU memory; the others wait. `bound` is the Martello-Toth lower bound on the
-    GPUs for the held requests, `repack` the number of GPUs for them by best-fit-decreasing. `used` and `capacity` are
-    in tokens.
+    `held` counts the requests with KV in GPU memory; the others wait. `bound` is a lower bound on the GPUs for the held
+    requests (`policies.bounds.least_bins`), `repack` the number of GPUs for them by best-fit-decreasing, which shares
+    no blocks. `used` and `capacity` are in tokens; blocks that requests of a GPU share count once.
     """
 
     now_s: float
@@ -51,10 +51,14 @@ class EpochSample:
 class EventRecorder:
     """An observer that keeps all events. `tick` is called in every epoch with its virtual time in seconds.
 
-    `steps` are the tokens of decoding requests by span of `STEP_SPAN_S` and by step time in units of `STEP_GRID_S`.
+    Requests of a GPU share the blocks of `block_tokens` tokens that have the same `names`; 0: they share none. Whether
+    decisions count on that makes no difference here. `steps` are the tokens of decoding requests by span of
+    `STEP_SPAN_S` and by step time in units of `STEP_GRID_S`.
     """
 
     tick: Callable[[float], None]
+    names: Mapping[RequestId, Sequence[int]] = field(default_factory=dict)
+    block_tokens: int = 0
     epochs: list[EpochSample] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     preemptions: list[tuple[float, Tokens]] = field(default_factory=list)
@@ -63,7 +67,7 @@ class EventRecorder:
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """Record an epoch."""
-        self.epochs.append(_epoch(now, cluster, plans))
+        self.epochs.append(_epoch(now, cluster, plans, _Contents(self.names, self.block_tokens)))
         self.tick(now)
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
@@ -84,21 +88,56 @@ class EventRecorder:
         self.lives.append(life)
 
 
-def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
+@dataclass(frozen=True, slots=True)
+class _HeldRequest:
+    """A request with KV in GPU memory, and its prompt among those of the same epoch."""
+
+    tokens: Tokens
+    prompt: ActivePrompt | None
+
+
+class _Contents:
+    """The requests with KV in GPU memory and the blocks that they share, of one epoch."""
+
+    def __init__(self, names: Mapping[RequestId, Sequence[int]], block_tokens: int) -> None:
+        self._names = names
+        self.prompts = ActivePrompts(block_tokens) if block_tokens else None
+
+    def held(self, replica: Replica) -> list[Sized]:
+        """The requests that fit, oldest first: an overloaded replica preempts the youngest."""
+        requests = [self._sized(request) for request in sorted(replica.requests.values(), key=attrgetter("order"))]
+        while self.used(requests) > replica.capacity:
+            requests.pop()
+        return requests
+
+    def used(self, requests: Sequence[Sized]) -> int:
+        """The distinct tokens of requests on one GPU."""
+        if self.prompts is None:
+            return sum(request.tokens for request in requests)
+        return self.prompts.distinct((request.tokens, request.prompt) for request in requests)
+
+    def _sized(self, request: Request) -> Sized:
+        if self.prompts is None:
+            return request
+        return _HeldRequest(request.tokens, self.prompts.begin(self._names.get(request.id, ()), request.tokens))
+
+
+def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Contents) -> EpochSample:
     replicas = cluster.replicas.values()
-    sizes = [tokens for replica in replicas for tokens in _held(replica)]
+    held = [contents.held(replica) for replica in replicas]
+    requests = [request for each in held for request in each]
     moves = [move for plan in plans for move in plan.moves]
     evictions = [eviction for plan in plans for eviction in plan.evicted]
     return EpochSample(
         now_s=now,
         gpus=len(replicas),
         starting=sum(replica.state is ReplicaState.STARTING for replica in replicas),
-        used=sum(sizes),
+        used=sum(map(contents.used, held)),
         capacity=sum(replica.capacity for replica in replicas),
-        held=len(sizes),
-        waiting=len(cluster.requests) - len(sizes),
-        bound=martello_toth_l2(sizes, cluster.capacity),
-        repack=best_fit_decreasing(sizes, cluster.capacity),
+        held=len(requests),
+        waiting=len(cluster.requests) - len(requests),
+        bound=least_bins(requests, cluster.capacity, contents.prompts),
+        repack=best_fit_decreasing((request.tokens for request in requests), cluster.capacity),
         moves=len(moves),
         units=len({move.unit for move in moves}),
         tokens_moved=sum(move.tokens for move in moves),
@@ -108,13 +147,3 @@ def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
         closed=sum(len(plan.closed) for plan in plans),
         reasons=Counter(move.reason for move in moves),
     )
-
-
-def _held(replica: Replica) -> list[Tokens]:
-    """The sizes of the requests that fit, oldest first: an overloaded replica preempts the youngest."""
-    sizes = [request.tokens for request in replica.requests.values()]
-    if sum(sizes) <= replica.capacity:
-        return sizes
-    ordered = sorted(replica.requests.values(), key=attrgetter("order"))
-    totals = accumulate(request.tokens for request in ordered)
-    return [request.tokens for request, total in zip(ordered, totals, strict=True) if total <= replica.capacity]

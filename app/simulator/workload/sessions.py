@@ -2,10 +2,11 @@
 
     sharegpt_like   conversations: a prompt is the conversation so far, with all answers, and a new message
     loogle_like     questions about a document: a prompt is the document and one question
+    loogle_at_once  the same, and the questions do not wait for the answers before
     react_like      agents with the same long instructions: a prompt is these, the steps so far, and a tool's result
 
 The lengths are invented; only their orders of magnitude are those of the data sets that the names allude to. The
-requests of a session come one after the other, each some time after the end of the answer before.
+requests of a session come one after the other, each some time after the end of the answer before, or of the request.
 """
 
 import math
@@ -65,6 +66,8 @@ class SessionShape:
     output: float = 100.0
     think_s: float = 1.0
     chained: bool = True
+    waits: bool = True
+    """A request waits for the answer before."""
     longest: int = 3000
     """A session ends before a prompt and its answer would be longer."""
 
@@ -72,6 +75,9 @@ class SessionShape:
 SHAPES: Mapping[str, SessionShape] = {
     "sharegpt_like": SessionShape(turns=4, varies=True, message=120.0, output=120.0, think_s=3.0),
     "loogle_like": SessionShape(document=1000, turns=5, message=30.0, output=20.0, think_s=1.0, chained=False),
+    "loogle_at_once": SessionShape(
+        document=1000, turns=5, message=30.0, output=20.0, think_s=0.2, chained=False, waits=False
+    ),
     "react_like": SessionShape(instructions=1500, turns=5, message=100.0, output=50.0, think_s=0.5),
 }
 
@@ -90,7 +96,10 @@ def _session(shape: SessionShape, name: str, at_s: float, chance: Random) -> Ite
         output = _length(shape.output, chance)
         think_s = chance.expovariate(1 / shape.think_s) if turn else 0.0
         prompt = tuple(passage for passage in (*context, message) if passage.tokens)
-        request = SessionRequest(name, at_s, think_s, prompt, output, f"{name}/answer-{turn}")
+        if not shape.waits:
+            at_s, think_s = at_s + think_s, 0.0
+        session = name if shape.waits else f"{name}/{turn}"
+        request = SessionRequest(session, at_s, think_s, prompt, output, f"{name}/answer-{turn}")
         if request.prompt_tokens + output > shape.longest:
             return
         yield request

@@ -8,6 +8,7 @@ those that then exceed a GPU; the cut is our reading.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 
@@ -249,7 +250,9 @@ def _arrivals(recipe: Recipe, seed: int) -> Iterator[Recorded]:
         case Poisson(rate, shape):
             assert shape is not None
             begins_s = takewhile(lambda at_s: at_s * recipe.time_scale < recipe.horizon_s, _times(rate, seed))
-            yield from made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
+            # Requests that do not wait come between those of other sessions.
+            requests = made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
+            yield from sorted(requests, key=attrgetter("at_s"))
 
 
 def _times(rate: float, seed: int) -> Iterator[float]:

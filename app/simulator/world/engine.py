@@ -23,7 +23,7 @@ from app.simulator.costs.steps import Leg, StepTimes
 from app.simulator.world.batch import NEARLY, NEVER, Batch
 from app.simulator.world.live import Live, Stage
 from policies.cost.steps import PrefillChunk
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
 
 _turn = attrgetter("turn")
 
@@ -96,6 +96,10 @@ class SimulatedEngine:
         self._started: list[Live] = []
 
     # --- queries --------------------------------------------------------------------------------------
+
+    def free_blocks(self, now: float) -> Blocks | None:
+        """The free blocks of an engine with a prefix cache, which reports them; None without one."""
+        return None if self.cache is None else Blocks(max(0, int(self.free(now)) // self.cache.block_tokens))
 
     def free(self, now: float) -> float:
         """Tokens of KV that are neither used nor promised."""
@@ -179,15 +183,25 @@ class SimulatedEngine:
         live.stage = Stage.FROZEN
         if self._times.interferes:
             live.held, live.stopped_s = held, now + rest_s
-        self.handed[live.id] = live.held
-        self._still += live.held
+        # Blocks that others use are theirs.
+        self.handed[live.id] = live.held - self.shares(live)
+        self._still += self.handed[live.id]
 
-    def reserve(self, request: RequestId, tokens: float, now: float) -> bool:
-        """Promise room to a request on its way here; False if there is not enough."""
+    def shares(self, live: Live) -> int:
+        """The tokens of a request's blocks that running requests use: it needs no memory of its own for them."""
+        if self.cache is None:
+            return 0
+        return self.cache.active(live.job.context[: (live.need - 1) // self.cache.block_tokens])
+
+    def reserve(self, request: RequestId, tokens: float, now: float, shared: float = 0.0) -> bool:
+        """Promise room to a request on its way here; False if there is not enough for all of its tokens.
+
+        As in a live replica, there has to be room for the `shared` ones, too, which running requests have here.
+        """
         if self._memory is not Memory.UNBOUNDED and self.free(now) < tokens:
             return False
-        self.reserved[request] = tokens
-        self._still += tokens
+        self.reserved[request] = tokens - shared
+        self._still += tokens - shared
         return True
 
     def secure(self, request: RequestId) -> None:
@@ -306,7 +320,9 @@ class SimulatedEngine:
 
     def _admits(self, live: Live, now: float) -> bool:
         """True if there is room for a waiting request."""
-        return self._memory is Memory.UNBOUNDED or self.free(now) - self._spare() >= live.held - NEARLY
+        return (
+            self._memory is Memory.UNBOUNDED or self.free(now) - self._spare() >= live.held - self.shares(live) - NEARLY
+        )
 
     def _spare(self) -> float:
         """Tokens that must stay free after an admission: at least one step of all requests, so that they can go on."""

@@ -150,7 +150,7 @@ class Mover:
         moving = MoveUnderWay(live, source, target, reason, path, predicted_s, self._loop.now, Tokens(round(tokens)))
         self.under_way[moving.request] = moving
         self._observer.touch(target)
-        if not target.reserve(moving.request, tokens, self._loop.now):
+        if not target.reserve(moving.request, tokens, self._loop.now, target.shares(live)):
             self._give_up(moving, TransferOutcome.REFUSED)
         elif live.stage is not Stage.DECODE:
             if path is Path.KV:

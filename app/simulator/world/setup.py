@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from policies.cost.service import ServiceLevel
-from policies.decision.limits import Limits
+from policies.decision.limits import Limits, Sizes
 from policies.model import Tokens
 from policies.precedence import NO_CLASSES, ServiceClasses
 from policies.prefix.routing import Routing
@@ -26,7 +26,7 @@ class Setup:
 
     Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
     `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
-    moves.
+    moves. `sizes` are those for which decisions want room on a replica.
     """
 
     capacity: Tokens
@@ -45,6 +45,7 @@ class Setup:
     block_tokens: int = 0
     routing: Routing = Routing.TREE
     copies: bool = False
+    sizes: Sizes = Sizes.BLIND
     classes: ServiceClasses = NO_CLASSES
 
     def most_gpus(self, now: float) -> int | None:

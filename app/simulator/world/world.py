@@ -72,6 +72,7 @@ class World:
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
         self._succession = Succession(())
         self._arrived = 0
+        self._starting: set[ReplicaId] = set()
         self._next_epoch: Timer | None = None
         self._next_epoch_s = 0.0
         self._last_epoch_s = 0.0
@@ -176,7 +177,10 @@ class World:
             self._arrived += 1
             self.lives[live.id] = live
             self._reports.changed[live] = None
-        if not self._costs.slots:
+        if self._costs.slots:
+            for job in jobs:
+                self._memory.router.take_names(job.id, job.names)
+        else:
             arrivals = [Arrival(job.id, job.prompt, job.names, job.session, job.precedence) for job in jobs]
             for arrival in placing_order(self._memory, arrivals, self.loop.now):
                 self._place(arrival)
@@ -241,6 +245,8 @@ class World:
         capacity, block_tokens = self._setup.capacity, self._setup.block_tokens
         self.replicas.open(replica, node, capacity, SimulatedCache(block_tokens) if block_tokens else None)
         self._reports.statuses[replica] = self._status(replica, state, node)
+        if state is ReplicaState.STARTING:
+            self._starting.add(replica)
         if self._costs.migration:
             self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
 
@@ -250,6 +256,7 @@ class World:
     def _start(self, engine: SimulatedEngine) -> None:
         """Report a replica as running. If requests wait, an early epoch follows."""
         if self.replicas.engines.get(engine.replica) is engine:
+            self._starting.discard(engine.replica)
             status = self._status(engine.replica, ReplicaState.RUNNING, engine.node)
             self._reports.statuses[engine.replica] = status
             if self.cluster.waiting:
@@ -295,7 +302,16 @@ class World:
         if self._setup.caps:
             self._reports.pool = replace(self._reports.pool, max_replicas=self._setup.most_gpus(self.loop.now))
         self._reports.caches = self.replicas.cache_changes()
+        if self._setup.block_tokens:
+            self._count_free_blocks()
         return self._reports.take(self.lives, batches, self.loop.now)
+
+    def _count_free_blocks(self) -> None:
+        """Report the free blocks of running replicas, as live ones do."""
+        for name, engine in self.replicas.engines.items():
+            if name not in self._starting:
+                status = self._reports.statuses.get(name) or self._status(name, ReplicaState.RUNNING, engine.node)
+                self._reports.statuses[name] = replace(status, free_blocks=engine.free_blocks(self.loop.now))
 
     def _carry_out(self, plan: Plan) -> None:
         for opening in plan.opened:
@@ -317,6 +333,7 @@ class World:
             self.replicas.place(live, placement.replica)
         for closed in plan.closed:
             self.replicas.close(closed)
+            self._starting.discard(closed)
             self._reports.lost.append(closed)
             self._reports.statuses.pop(closed, None)
 
@@ -398,6 +415,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         service=setup.service,
         speed=speed_of(costs) if follows or setup.block_tokens else None,
         routing=setup.routing,
+        sizes=setup.sizes,
         copies=setup.copies and migration is not None,
         classes=setup.classes,
     )

@@ -14,6 +14,7 @@ from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World
+from policies.decision.limits import Sizes
 from policies.model import RequestId, Tokens
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Matched, Routing
@@ -36,6 +37,7 @@ def lives(
     capacity: int = 1000,
     routing: Routing = Routing.TREE,
     migration: MigrationCosts | None = None,
+    sizes: Sizes = Sizes.MARGINAL,
 ) -> dict[str, Life]:
     """The requests of a world. With costs of migrations, replicas copy prefixes."""
     recorder = EventRecorder(lambda now: None)
@@ -47,6 +49,7 @@ def lives(
         block_tokens=BLOCK,
         routing=routing,
         copies=migration is not None,
+        sizes=sizes,
     )
     world = World(policy("worst_fit"), setup, replace(COSTS, migration=migration), recorder)
     world.run(jobs)
@@ -59,6 +62,15 @@ def lives(
 
 LONG = tuple(range(30))
 OTHER = tuple(range(100, 130))
+
+
+@pytest.mark.parametrize("sizes", Sizes)
+def test_requests_that_share_a_document_run_together(sizes: Sizes) -> None:
+    """Beside the document's replica there is one with more room, though not enough for the whole prompt either."""
+    documents = [job("first", 0.0, LONG, output=150), job("other", 0.1, OTHER[:28], output=150)]
+    second = lives([*documents, job("second", 0.6, (*LONG, 30))], 2, 500, sizes=sizes)["second"]
+    assert second.cached == (300 if sizes is Sizes.MARGINAL else 0)
+    assert (second.first_token_s - second.job.arrival_s < 0.1) == (sizes is Sizes.MARGINAL)
 
 
 def test_a_second_turn_computes_only_what_is_new() -> None:
@@ -144,10 +156,10 @@ SLOW = replace(FAST, intra=LinkCosts(1e4), inter=LinkCosts(1e4))
 
 
 def follower(migration: MigrationCosts | None) -> Life:
-    """A request whose prompt begins like one that runs on a replica without room for it."""
+    """A request whose prompt begins like one that runs on a replica without room for all of its tokens."""
     holder = job("holder", 5.0, LONG, output=200)
     jobs = [job("first", 0.0, LONG), holder, job("follower", 6.0, (*LONG, 30, 31))]
-    return lives(jobs, 2, 600, migration=migration)["follower"]
+    return lives(jobs, 2, 600, migration=migration, sizes=Sizes.BLIND)["follower"]
 
 
 def test_a_prefix_is_copied_to_where_there_is_room() -> None:

@@ -172,3 +172,15 @@ def test_progress_is_reported_in_every_epoch() -> None:
     heard: list[float] = []
     play(EventRecorder(heard.append))
     assert heard == [0.0, 4.0, 6.0]
+
+
+def test_blocks_that_requests_of_a_gpu_share_count_once() -> None:
+    """All have 80 tokens in common; the third request of the first GPU lacks room there in either case."""
+    names = {RequestId(name): range(8) for name in ("r0", "r1", "r2", "r3")}
+    shared, blind = EventRecorder(lambda now: None, names, 10), recorded()
+    for made in shared, blind:
+        made.decided(0.0, cluster([85, 85, 95], [90]), ())
+    (epoch,) = shared.epochs
+    assert (epoch.held, epoch.waiting, epoch.used, epoch.bound) == (3, 1, 90 + 90, 1)
+    (epoch,) = blind.epochs
+    assert (epoch.held, epoch.waiting, epoch.used, epoch.bound) == (2, 2, 85 + 90, 2)

@@ -66,6 +66,20 @@ def test_questions_share_their_document_alone() -> None:
     assert not common(documents[0][0], documents[1][0])
 
 
+def test_questions_at_once_come_by_the_clock() -> None:
+    jobs = drawn(SHAPES["loogle_at_once"])
+    assert all(job.after is None and not job.think_s for job in jobs)
+    assert [job.arrival_s for job in jobs] == sorted(job.arrival_s for job in jobs)
+    documents: dict[int, list[Job]] = {}
+    for job in jobs:
+        documents.setdefault(job.names[1000 // BLOCK - 1], []).append(job)
+    assert {len(questions) for questions in documents.values()} == {5}
+    apart = [after.arrival_s - job.arrival_s for questions in documents.values() for job, after in pairwise(questions)]
+    assert 0.1 < sum(apart) / len(apart) < 0.4
+    neighbours = (common(job, after) for job, after in pairwise(jobs))
+    assert 0 in neighbours, "questions about several documents come between each other"
+
+
 def test_agents_share_their_instructions() -> None:
     agents = by_session(drawn(SHAPES["react_like"]))
     assert {common(agents[0][0], turns[0]) for turns in agents[1:]} == {1500 // BLOCK}
