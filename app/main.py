@@ -112,6 +112,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         cache.audit_s,
         cache.dram_gib,
         cache.pin_share,
+        _scheduler_config(settings).evacuates,
     )
 
 

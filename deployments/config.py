@@ -148,7 +148,8 @@ class CacheSettings(SettingsSection):
         CopyMode.AUTO,
         strict=False,
         description="Copies of cached prefixes between replicas: `auto`, when the prediction is that they save at "
-        "least 20 % of a request's time to its first token; `off`, only those that operators order.",
+        "least 20 % of a request's time to its first token, and from a replica that is about to stop; `off`, only "
+        "those that operators order.",
     )
 
     pin_share: float = Field(
@@ -317,6 +318,11 @@ class SchedulerConfig(SchedulerSettings):
     copies: CopyMode = CopyMode.OFF
 
     @property
+    def evacuates(self) -> bool:
+        """True if replicas copy their caches to others before they stop: arrivals are routed there only by content."""
+        return self.copies is CopyMode.AUTO and self.routing is Routing.TREE
+
+    @property
     def terms(self) -> Terms:
         """The limits of decisions."""
         limits = Limits(
@@ -348,7 +354,8 @@ class EngineConfig:
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
     cache, which is audited every `audit_s` seconds, and has a tier of `dram_gib` GiB of host memory, of which pins hold
     at most `pin_share`. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A
-    replica starts only if its engine can load all `adapters`.
+    replica starts only if its engine can load all `adapters`. If it `evacuates`, it remembers the contexts in its
+    cache, to copy them before it stops.
     """
 
     model_id: str
@@ -361,6 +368,7 @@ class EngineConfig:
     audit_s: float = 60.0
     dram_gib: float = 0.0
     pin_share: float = 0.25
+    evacuates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
 from policies.model import Blocks, ReplicaId, RequestId
+from policies.prefix.evacuation import CachedContext, ContextCopy
 
 
 class MetricsApi(Protocol):
@@ -95,6 +96,14 @@ class ControlApi(Protocol):
 
     async def reopen(self, fence: int) -> None:
         """Take requests again. Raises Refused if Serve is stopping the replica."""
+        ...
+
+    async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
+        """The contexts of ended requests that the replica's cache has a block of, the hottest first."""
+        ...
+
+    async def evacuate(self, copies: tuple[ContextCopy, ...], within_s: float, fence: int) -> int:
+        """Copy contexts to other replicas in that order, for at most `within_s` seconds; the number of those done."""
         ...
 
 

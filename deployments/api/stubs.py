@@ -31,6 +31,7 @@ from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
 from policies.model import Blocks, ReplicaId, RequestId
+from policies.prefix.evacuation import CachedContext, ContextCopy
 
 log = logging.getLogger("ray.serve")
 
@@ -134,6 +135,14 @@ class EngineStub:
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
         await self._calls.call(EngineApi.reopen, fence)
+
+    async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
+        """See `ControlApi.cached_contexts`."""
+        return await self._calls.call(EngineApi.cached_contexts, fence)
+
+    async def evacuate(self, copies: tuple[ContextCopy, ...], within_s: float, fence: int) -> int:
+        """See `ControlApi.evacuate`."""
+        return await self._calls.call(EngineApi.evacuate, copies, within_s, fence)
 
     async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
         """See `CacheApi.delete_blocks`."""

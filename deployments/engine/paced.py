@@ -34,7 +34,7 @@ from migration.protocol.request import RequestSpec, Trait
 from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
 from policies.model import Blocks, Tokens
-from policies.prefix.names import Naming, default_naming
+from policies.prefix.names import Naming, default_naming, digests, name_of
 from policies.prefix.tree import HeldPrefix
 
 log = logging.getLogger(__name__)
@@ -196,6 +196,12 @@ class PacedEngine:
         if held is None:
             raise TransferFailed(f"only {sequence.computed} of {tail.tokens} tokens are computed")
         return self._slots.write(slots, held)
+
+    def names(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Sequence[int]:
+        """See `Engine.names`."""
+        request = decode_request(spec.body)
+        context = request.context(outputs)
+        return [name_of(digest) for digest in digests(context, self._pace.block_size, request.cache_salt)]
 
     def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""

@@ -175,6 +175,10 @@ class Engine(Protocol):
         """
         ...
 
+    def names(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Sequence[int]:
+        """The names of the full blocks of a request's prompt and outputs; none if there is no mirror."""
+        ...
+
     def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """The number of the first full blocks of prompt and outputs that the prefix cache has, by the mirror."""
         ...

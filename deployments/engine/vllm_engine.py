@@ -49,7 +49,7 @@ from migration.run.outputs import OutputQueue, running
 from policies.causes import Cause
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming
-from policies.prefix.tree import NO_PREFIX, HeldPrefix
+from policies.prefix.tree import HeldPrefix
 
 log = logging.getLogger(__name__)
 
@@ -303,15 +303,18 @@ class VllmEngine:
         last = tail.last(self._block_size)
         return await self._blocks().gather(key, tail.first, last, slots, partial=True)
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
-        """See `Engine.present`."""
+    def names(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Sequence[int]:
+        """See `Engine.names`."""
         if self._namer is None:
-            return NO_PREFIX
+            return ()
         adapter = self._adapter(spec)
         request = decode_request(spec.body)
         request = msgspec.structs.replace(request, prompt_token_ids=request.context(outputs))
-        names = self._namer.names(request, lambda: encode_request(request, spec.body[1:]), adapter)
-        held = self.mirror.held(names)
+        return self._namer.names(request, lambda: encode_request(request, spec.body[1:]), adapter)
+
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
+        """See `Engine.present`."""
+        held = self.mirror.held(self.names(spec, outputs))
         return HeldPrefix(max(0, held.hbm - self._unused), held.dram)
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:

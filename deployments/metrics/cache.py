@@ -15,6 +15,11 @@ CACHE_TOKENS = "Prompt tokens of requests, by stage: on replicas prompt and deli
 """The help of a metric of which the scheduler and the replicas export different stages."""
 
 
+COPIES = "Copies of cached prefixes to other replicas that ended, by reason and outcome."
+COPY_BYTES = "KV bytes sent by copies of cached prefixes."
+"""The helps of metrics that the scheduler exports for the copies of replicas that stop: their own end with them."""
+
+
 def expose_cache(report: CacheReport, made: CopyCounts, replica: str) -> tuple[Family, ...]:
     """The metrics of a replica's cache, and of the copies that it has made, labelled with `replica`, its id."""
     return expose(_Cache(report, made), {"replica": replica})
@@ -57,13 +62,13 @@ class _Cache:
     def _copies(self) -> Iterable[Metric]:
         copies = CounterMetricFamily(
             "mell_cache_copies",
-            "Copies of cached prefixes to other replicas that ended, by reason and outcome.",
+            COPIES,
             labels=("reason", "outcome"),
         )
-        for reason in CopyReason:
+        for reason in (reason for reason in CopyReason if reason is not CopyReason.EVACUATE):
             for outcome in CopyOutcome:
                 copies.add_metric((reason, outcome), self._made.ended[reason, outcome])
         yield copies
-        sent = CounterMetricFamily("mell_cache_copy_bytes", "KV bytes sent by these copies.")
+        sent = CounterMetricFamily("mell_cache_copy_bytes", COPY_BYTES)
         sent.add_metric((), self._made.sent)
         yield sent

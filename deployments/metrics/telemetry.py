@@ -6,10 +6,10 @@ from math import inf, nan
 
 from prometheus_client import CollectorRegistry
 
-from deployments.metrics.cache import CACHE_TOKENS
+from deployments.metrics.cache import CACHE_TOKENS, COPIES, COPY_BYTES
 from deployments.metrics.exposition import Family, expose
 from deployments.metrics.instruments import Counter, Gauge, Histogram
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import CopyRecord, MigrationRecord, Outcome
 from policies.cost.latencies import NO_TIMES
 from policies.decision.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.service import STATES, ServiceReport
@@ -68,6 +68,8 @@ class Telemetry:
             ("decision", "reason"),
         )
         self._cache_tokens = Counter("mell_cache_tokens", CACHE_TOKENS, registry, ("stage",))
+        self._copies = Counter("mell_cache_copies", COPIES, registry, ("reason", "outcome"))
+        self._copy_bytes = Counter("mell_cache_copy_bytes", COPY_BYTES, registry)
         self._dry_run: _DryRun | None = None
         self._service: _Service | None = None
 
@@ -89,6 +91,11 @@ class Telemetry:
         """Count the tokens of an arrival's prompt that are in prefix caches."""
         self._cache_tokens.inc(matched.available, "available")
         self._cache_tokens.inc(matched.predicted, "predicted")
+
+    def copied(self, record: CopyRecord) -> None:
+        """Count a copy, made by a replica that stops, that has ended."""
+        self._copies.inc(1, str(record.reason), str(record.outcome))
+        self._copy_bytes.inc(record.bytes)
 
     def resumed(self, path: Path, took_s: float) -> None:
         """Observe the first token of a migrated request at its target, `took_s` seconds after the order."""

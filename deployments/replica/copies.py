@@ -11,6 +11,7 @@ from migration.run.donor import CopyOrder, DonorRun
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import ReplicaId
+from policies.prefix.copies import CopyReason
 
 log = logging.getLogger("ray.serve")
 
@@ -19,7 +20,10 @@ AT_ONCE = 4
 
 
 class Copies:
-    """Makes copies, each under a lease of `lease_s` seconds, and counts them in `made`."""
+    """Makes copies, each under a lease of `lease_s` seconds, and counts them in `made`.
+
+    The scheduler counts those before the replica's end: nobody could read these counts here.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,8 @@ class Copies:
             record = await run.run()
         finally:
             del self._running[order.id]
-        self.made.add(record)
+        if record.reason is not CopyReason.EVACUATE:
+            self.made.add(record)
         self._on_record(record)
         _log_copy(record)
         return record

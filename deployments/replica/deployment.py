@@ -24,7 +24,9 @@ from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.channels import ChannelListener
+from deployments.replica.contexts import BYTES_PER_TOKEN, PastContexts
 from deployments.replica.copies import Copies
+from deployments.replica.evacuation import Evacuator
 from deployments.replica.fetching import Fetches
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
@@ -51,6 +53,7 @@ from migration.run.source import Order
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
+from policies.prefix.evacuation import CachedContext, ContextCopy
 
 log = logging.getLogger("ray.serve")
 
@@ -119,8 +122,16 @@ class EngineReplica:
         self._outboxes = Outboxes(time.monotonic)
         self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit, self._lacks)
         by_priority = engine.kwargs.get("scheduling_policy") == "priority"
+        evacuates = engine.evacuates and self._engine.mirror.off is None
+        memory = BYTES_PER_TOKEN * self._engine.stats().capacity_tokens if evacuates else 0
+        contexts = PastContexts(memory, time.monotonic)
         self._host = RequestHost(
-            self._engine, self._outboxes, time.monotonic, self._free_tokens, by_priority=by_priority
+            self._engine,
+            self._outboxes,
+            time.monotonic,
+            self._free_tokens,
+            by_priority=by_priority,
+            contexts=contexts,
         )
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
@@ -144,6 +155,7 @@ class EngineReplica:
         self._pool = ReplicaPool(
             self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
         )
+        self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
         self._peers = PeerConnections(self._id, lambda peer: replicas.at(peer, routed=False).tasks(), replicas.forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
@@ -309,6 +321,16 @@ class EngineReplica:
         if is_stopping():
             raise Stopping("Serve is stopping the replica")
         self._host.stopping = False
+
+    async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
+        """See `ControlApi.cached_contexts`."""
+        self._check_fence(fence)
+        return await self._evacuator.cached()
+
+    async def evacuate(self, copies: tuple[ContextCopy, ...], within_s: float, fence: int) -> int:
+        """See `ControlApi.evacuate`."""
+        self._check_fence(fence)
+        return await self._evacuator.send(copies, within_s)
 
     # --- for operators --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
+from deployments.replica.contexts import PastContexts
 from deployments.replica.outbox import Outboxes
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.errors import Refused, RequestGone, Stopping
@@ -110,7 +111,8 @@ class RequestHost:
     """Implements `SourceHost` and `TargetHost` on one engine.
 
     `on_end` is called when a request ends by itself, is aborted by its reader (True), or is lost. `by_priority`: the
-    engine schedules requests by their priority.
+    engine schedules requests by their priority. `contexts` remember those that end here by themselves or by their
+    reader: the blocks of the others are where they have gone.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class RequestHost:
         room: Callable[[], int],
         on_end: Callable[[RequestId, bool], None] = lambda request, by_client: None,
         by_priority: bool = False,
+        contexts: PastContexts | None = None,
     ) -> None:
         self._engine = engine
         self._by_priority = by_priority
@@ -128,6 +131,7 @@ class RequestHost:
         self._clock = clock
         self._room = room
         self.on_end = on_end
+        self.contexts = contexts or PastContexts(0, clock)
         self._runs: dict[RequestId, Run] = {}
         self._ended: OrderedDict[RequestId, Run] = OrderedDict()
         self._ended_bytes = 0
@@ -193,6 +197,8 @@ class RequestHost:
         """Abort a request under a hop below `hop` (None: any hop), since its reader has left or reads elsewhere."""
         run = self._runs.get(request)
         if run is not None and (hop is None or run.hop < hop):
+            if hop is None:
+                self._keep_context(run)
             self._remove(run)
             self.on_end(request, True)
 
@@ -431,8 +437,14 @@ class RequestHost:
             run.first_s = self._clock() - run.started
             run.first.set()
         if run.finish:
+            self._keep_context(run)
             self._retire(run)
             self.on_end(run.spec.id, False)
+
+    def _keep_context(self, run: Run) -> None:
+        """Remember the context of a run that ends, unless it leaves no KV."""
+        if Trait.POOLED not in run.spec.traits:
+            self.contexts.add(run.spec, run.outputs)
 
     def _lose(self, run: Run, reason: str, invalid: bool = False) -> None:
         if self._runs.get(run.spec.id) is run:

@@ -112,7 +112,10 @@ class Moves:
 
     async def load(self, message: CopyRound) -> None:
         """Load a round of blocks. Raises Refused or TransferFailed."""
-        await self._target_run(message.migration).load(message)
+        run = self._target_run(message.migration)
+        await run.load(message)
+        if run.copied is not None:
+            self._host.contexts.add(run.copied, run.outputs)
 
     async def receive(self, message: Chunk) -> None:
         """Receive blocks. Raises Refused or TransferFailed."""

@@ -26,6 +26,7 @@ from deployments.processes.guard import start_guard
 from deployments.processes.heap import keep_heap_frozen
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
+from deployments.scheduler.evacuating import Evacuations
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing, ServeListing
 from deployments.scheduler.pool import LivePool
@@ -54,6 +55,7 @@ from policies.decision.service import replica_speed, service_report
 from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, RequestLoad
 from policies.plan import Move, Reason
+from policies.prefix.copies import CopyReason
 from policies.prefix.names import Naming
 from policies.prefix.routing import Routing
 
@@ -113,6 +115,9 @@ class LiveScheduler:
         self._memory = SchedulerMemory(config.terms)
         self._reached = ReachedTimes()
         self._records = Records(telemetry)
+        self._evacuations = Evacuations(
+            replicas, self._roster, listing, lambda: self._memory.pool().router.tree, fence, clock
+        )
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, fence)
         self._rehearsal = _rehearsal(config, self._memory, telemetry)
@@ -142,6 +147,13 @@ class LiveScheduler:
     async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
         """See `Sources.move`."""
         return await self._replicas.at(source).move(order, target, self._fence)
+
+    # --- closings -------------------------------------------------------------------------------------
+
+    async def evacuate(self, replica: ReplicaId) -> None:
+        """Have a closed replica copy its cache to those that stay, if copies are on."""
+        if self._config.evacuates:
+            await self._evacuations.evacuate(replica)
 
     # --- reports --------------------------------------------------------------------------------------
 
@@ -213,6 +225,8 @@ class LiveScheduler:
     async def copied(self, record: CopyRecord) -> None:
         """See `NoticeApi.copied`."""
         self._dispatch.take_copy(record)
+        if record.reason is CopyReason.EVACUATE:
+            self._telemetry.copied(record)
 
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""
@@ -362,7 +376,9 @@ class EpochScheduler(LiveScheduler):
         listing = ServeListing(topology.app, config.report_timeout_s)
         telemetry = Telemetry()
         clock, wall_clock = time.monotonic, time.time
-        scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        scaler = ServeScaler(
+            topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock, self.evacuate
+        )
         fence = next_fence(topology.app)
         super().__init__(own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s

@@ -132,6 +132,11 @@ class Prepare:
     outputs: tuple[int, ...]
     first_round: CopyRound | None = None
 
+    @property
+    def copies(self) -> bool:
+        """True if only blocks come, and no request."""
+        return self.hop == self.next_hop
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -21,6 +21,7 @@ from migration.protocol.messages import (
     tail_name,
 )
 from migration.protocol.ports import BlockStore, TargetHost, Transport
+from migration.protocol.request import RequestSpec
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
 from policies.causes import Cause
@@ -82,6 +83,16 @@ class TargetRun:
     def request(self) -> RequestId:
         """The request that comes."""
         return self._message.spec.id
+
+    @property
+    def copied(self) -> RequestSpec | None:
+        """The request whose context is copied; None if the request itself comes."""
+        return self._message.spec if self._message.copies else None
+
+    @property
+    def outputs(self) -> Sequence[int]:
+        """The request's output so far."""
+        return self._outputs
 
     @property
     def hop(self) -> int:

@@ -30,6 +30,8 @@ class CopyReason(StrEnum):
     """An operator has ordered it."""
     FETCH = "fetch"
     """A request that was placed on the other replica begins with it."""
+    EVACUATE = "evacuate"
+    """The replica that has it is about to stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from ray import cloudpickle
 
-from deployments.config import TRANSFER_FLOOR_S, MigrationSettings, SchedulerConfig, ServiceLevelSettings
+from deployments.config import TRANSFER_FLOOR_S, CopyMode, MigrationSettings, SchedulerConfig, ServiceLevelSettings
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import LATE
 from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits
+from policies.prefix.routing import Routing
 
 
 def test_the_limits_of_a_migration_are_those_of_the_settings() -> None:
@@ -48,6 +49,13 @@ def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:
     limits = Limits(moves_per_epoch=1, cooldown_s=2.0, headroom_s=3.0)
     expected = replace(LiveLimits(), limits=limits, linger_s=5.0, foresight_s=6.0, by_hand_s=7.0, slack=4.0)
     assert config.terms.limits == expected
+
+
+def test_caches_are_copied_before_replicas_stop_where_arrivals_are_routed_by_content() -> None:
+    for copies in CopyMode:
+        for routing in Routing:
+            expected = (copies, routing) == (CopyMode.AUTO, Routing.TREE)
+            assert SchedulerConfig(copies=copies, routing=routing).evacuates is expected
 
 
 def test_a_service_level_is_part_of_the_terms() -> None:

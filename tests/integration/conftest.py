@@ -51,7 +51,18 @@ ADAPTER_KWARGS: dict[str, Any] = {
 CLASSES: dict[str, Any] = {"flex": {"rank": -1}, "priority": {"rank": 1}}
 """Service classes with the names of OpenAI's service tiers."""
 
-TURNS = {"rusty": 9, "application": 1, "updating": 2, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
+TURNS = {
+    "rusty": 9,
+    "application": 1,
+    "updating": 2,
+    "split": 2,
+    "encoder": 3,
+    "emptied": 4,
+    "emptied_without_copies": 4,
+    "to_its_end": 6,
+    "paced": 5,
+    "bare": 0,
+}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
 a minute to start. vLLM's own server comes first, and has ended when an application starts.
 """
@@ -182,6 +193,18 @@ def paced(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def emptied(stage: Stage) -> Application:
+    """Two replicas that keep the pace of a GPU, until a test empties one."""
+    return stage.show("emptied", _emptied("auto"))
+
+
+@pytest.fixture
+def emptied_without_copies(stage: Stage) -> Application:
+    """As `emptied`, without copies between replicas."""
+    return stage.show("emptied_without_copies", _emptied("off"))
+
+
+@pytest.fixture
 def to_its_end(stage: Stage, paced: Application) -> Callable[[], None]:
     """Ends the paced application, as Ctrl-C does. The test that takes this is its last."""
     return stage.clear
@@ -277,6 +300,19 @@ def _paced(recordings: Path) -> dict[str, Any]:
         "classes": {**CLASSES, "swift": {"itl_p99_ms": 21.5}},
         "record": str(recordings),
     }
+    return config
+
+
+def _emptied(copies: str) -> dict[str, Any]:
+    config = _shipped()
+    args = config["applications"][0]["args"]
+    args["engine"] = "paced"
+    args["engine_kwargs"] = {"num_gpu_blocks_override": BLOCKS, "block_size": 32, "max_model_len": 4000}
+    scaling = {"min_replicas": 1, "initial_replicas": 2, "max_replicas": 2}
+    args["deployment_config"] = {"num_cpus": 0.05, "autoscaling_config": scaling}
+    args["scheduler"] = {"mode": "off", "epoch_s": 0.5}
+    args["ingress"] |= {"place_timeout_s": 10.0, "frontend_kwargs": CACHED_KWARGS}
+    args["cache"] = {"copies": copies}
     return config
 
 

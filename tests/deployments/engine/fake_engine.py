@@ -203,10 +203,13 @@ class FakeEngine:
             raise BlocksGone("the request holds no blocks")
         return self._slots.write(slots, pack(context[tail.first * self.fingerprint.block_size : tail.tokens]))
 
+    def names(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Sequence[int]:
+        """See `Engine.names`."""
+        return [name_of(digest) for digest in digests(prompt_of(spec) + outputs, self.fingerprint.block_size)]
+
     def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""
-        names = [name_of(digest) for digest in digests(prompt_of(spec) + outputs, self.fingerprint.block_size)]
-        return HeldPrefix(max(self.evicted_unseen, self.mirror.held(names).hbm))
+        return HeldPrefix(max(self.evicted_unseen, self.mirror.held(self.names(spec, outputs)).hbm))
 
     def _mirror(self, event: CacheEvent) -> None:
         self.mirror.take(self.mirror.version + 1, [event])

@@ -7,13 +7,14 @@ import pytest
 
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit
 from policies.cost.steps import StepCosts
 from policies.decision.service import ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Path, Reason
+from policies.prefix.copies import CopyReason
 from tests.deployments.metrics.test_exposition import parsed
 
 RECORD = MigrationRecord(
@@ -49,6 +50,15 @@ def test_a_committed_migration(telemetry: Telemetry) -> None:
     assert seen["mell_migration_bytes_total"] == {("s",): 1000}
     assert seen["mell_migration_pause_seconds_sum"] == {("kv", "s"): 0.03}
     assert seen["mell_migration_predicted_seconds_sum"] == {("kv", "s"): 0.2}
+
+
+def test_copies_before_the_end_of_a_replica(telemetry: Telemetry) -> None:
+    copy = CopyRecord("c", ReplicaId("a"), ReplicaId("b"), CopyReason.EVACUATE, "done", CopyOutcome.DONE)
+    for record in (copy, replace(copy, bytes=Bytes(1000)), replace(copy, outcome=CopyOutcome.ABORTED)):
+        telemetry.copied(record)
+    seen = values(telemetry)
+    assert seen["mell_cache_copies_total"] == {("done", "evacuate", "s"): 2, ("aborted", "evacuate", "s"): 1}
+    assert seen["mell_cache_copy_bytes_total"] == {("s",): 1000}
 
 
 def test_an_aborted_migration_has_no_pause(telemetry: Telemetry) -> None:

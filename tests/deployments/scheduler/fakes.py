@@ -14,6 +14,7 @@ from policies.decision.observation import Status
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.prefix.change import CacheChange, Tier
+from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.prefix.names import Naming
 
 
@@ -106,6 +107,14 @@ class AnsweringReplica:
 
     async def reopen(self, fence: int) -> None:
         await self._answers.answer(self._replica, "reopen", fence)
+
+    async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
+        contexts: tuple[CachedContext, ...] = await self._answers.answer(self._replica, "cached_contexts", fence)
+        return contexts
+
+    async def evacuate(self, copies: tuple[ContextCopy, ...], within_s: float, fence: int) -> int:
+        done: int = await self._answers.answer(self._replica, "evacuate", copies, within_s, fence)
+        return done
 
 
 async def given(answer: Any) -> Any:

@@ -33,6 +33,7 @@ from policies.decision.reports import status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport, Path, Plan
+from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
 from tests.app.simulator.physics import Log
 from tests.counts import scaled
@@ -142,6 +143,12 @@ class ToldReplica:
     async def close(self, fence: int) -> None: ...
 
     async def reopen(self, fence: int) -> None: ...
+
+    async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
+        return ()
+
+    async def evacuate(self, copies: tuple[ContextCopy, ...], within_s: float, fence: int) -> int:
+        raise AssertionError("nothing is cached")
 
 
 def record(order: Order, report: MoveReport) -> MigrationRecord:
