@@ -79,6 +79,11 @@ class MigrationSettings(SettingsSection):
     final_copy_timeout_s: Auto | Annotated[float, Field(gt=0)] = Field(
         AUTO, description="Longest final copy, during the pause; auto: 2 s, and 4 times as long as expected likewise."
     )
+    prefill_timeout_s: Auto | Annotated[float, Field(gt=0)] = Field(
+        AUTO,
+        description="Longest wait for more blocks of a request that its replica still prefills; auto: 10 s, and as "
+        "long as its remaining tokens take at 100 per second.",
+    )
     adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to start the request.")
     max_rounds: int = Field(
         4, ge=0, description="Maximum number of pre-copy rounds; 0: everything is copied during the pause."
@@ -110,6 +115,7 @@ class MigrationSettings(SettingsSection):
             copy_s=None if self.copy_timeout_s == AUTO else self.copy_timeout_s,
             final_s=None if self.final_copy_timeout_s == AUTO else self.final_copy_timeout_s,
             adopt_s=self.adopt_timeout_s,
+            prefill_s=None if self.prefill_timeout_s == AUTO else self.prefill_timeout_s,
             copy=CopyLimits(self.max_rounds, self.final_blocks),
         )
 

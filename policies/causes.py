@@ -17,6 +17,8 @@ class Cause(StrEnum):
 
     REQUEST_ENDED = "request_ended"
     CLIENT_GONE = "client_gone"
+    PREFILL_TIMEOUT = "prefill_timeout"
+    """The request's replica took too long to compute its prompt."""
 
     ALREADY_MOVING = "already_moving"
     ALREADY_THERE = "already_there"

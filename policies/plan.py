@@ -62,7 +62,8 @@ class MoveReport:
 
     `moved` is None while the move is under way, True once nothing of the request is left at its source, False if the
     request stays there, for the reason in `cause`. `took_s` lasts from the order to the end of the move at the source,
-    `whole_s` from the order to the first new token at the target, None before the target has reported that token.
+    `whole_s` from the order to the first new token at the target, None before the target has reported that token; both
+    without the time for which the move has waited for the source's own prefill of the request.
     `path` is the path taken, `sent` the bytes sent over the link. A move with `fell_back` began by KV and changed to
     tokens after `copy_s` seconds.
     """

@@ -17,7 +17,7 @@ from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.ports import Hosted, Slot
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
-from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.prefix.tree import NO_PREFIX, HeldPrefix
 
 LAYERS, BLOCK_SIZE, BLOCK_SHAPE = 4, 32, (2, 32, 128)
@@ -97,6 +97,14 @@ class Cache:
         memory.stamp(offset, ticket)
         return Shard(SlotRef(segment, offset, ticket), Bytes(HEADER + size))
 
+    async def computed(self, key: str) -> Tokens:
+        """See `BlockStore.computed`; no migration here begins during a prefill."""
+        raise NotImplementedError
+
+    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
+        """See `BlockStore.computed_beyond`, likewise."""
+        raise NotImplementedError
+
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `BlockStore.load`."""
         self._missing = last - first
@@ -159,7 +167,7 @@ class SingleRequestHost:
     """A `SourceHost` and `TargetHost` with one request, which never runs and hence emits nothing."""
 
     def __init__(self, spec: RequestSpec) -> None:
-        self._hosted = Hosted(spec, 0, "key", ())
+        self._hosted = Hosted(spec, 0, "key", (), decodes=True)
 
     def snapshot(self, request: RequestId, hop: int | None = None) -> Hosted:
         """See `SourceHost`."""
@@ -222,6 +230,9 @@ class ActorPeer:
         """See `Peer`."""
         await self._actor.receive.remote(message)
         self.confirmed.append(Mark.now())
+
+    async def renew(self, migration: str) -> None:
+        """See `Peer`; the target has no lease."""
 
     async def adopt(self, message: Adopt) -> None:
         """See `Peer`."""

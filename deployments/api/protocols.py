@@ -150,6 +150,10 @@ class TargetApi(Protocol):
         """See `Peer.receive`."""
         ...
 
+    async def migration_renew(self, migration: str) -> None:
+        """See `Peer.renew`."""
+        ...
+
     async def migration_adopt(self, message: Adopt) -> None:
         """See `Peer.adopt`."""
         ...

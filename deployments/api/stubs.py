@@ -176,6 +176,10 @@ class EngineStub:
         """See `Peer.receive`."""
         await self._calls.call(EngineApi.migration_receive, message)
 
+    async def migration_renew(self, migration: str) -> None:
+        """See `Peer.renew`."""
+        await self._calls.call(EngineApi.migration_renew, migration)
+
     async def migration_adopt(self, message: Adopt) -> None:
         """See `Peer.adopt`."""
         await self._calls.call(EngineApi.migration_adopt, message)

@@ -105,6 +105,8 @@ class PacedEngine:
         self._step = _NOTHING
         self._steps = NO_STEPS
         self._loading: list[asyncio.Future[None]] = []
+        self._computing: list[tuple[str, Tokens, asyncio.Future[Tokens]]] = []
+        """Waits for a run to have computed more than that many tokens."""
 
     @classmethod
     async def start(
@@ -166,6 +168,21 @@ class PacedEngine:
         if held is None:
             raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(slots, held, checked=key in self._holds)
+
+    async def computed(self, key: str) -> Tokens | None:
+        """See `Engine.computed`."""
+        output = self._outputs.get(key)
+        return Tokens(output.sequence.computed) if output is not None and output.sequence.blocks else None
+
+    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
+        """See `Engine.computed_beyond`."""
+        self._check_alive()
+        computed = await self.computed(key)
+        if computed is not None and computed > tokens:
+            return computed
+        waiting: asyncio.Future[Tokens] = self._loop.create_future()
+        self._computing.append((key, tokens, waiting))
+        return await waiting
 
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`. Once whole, a load takes part in one step, like a decoding request."""
@@ -344,6 +361,19 @@ class PacedEngine:
         for load in self._loading:
             if not load.done():
                 load.set_result(None)
+        self._answer_waits()
+
+    def _answer_waits(self) -> None:
+        """End the waits for what runs have computed now; drop those that were given up."""
+        waits, self._computing = self._computing, []
+        for key, tokens, waiting in waits:
+            output = self._outputs.get(key)
+            if waiting.done():
+                continue
+            if output is not None and output.sequence.computed > tokens:
+                waiting.set_result(Tokens(output.sequence.computed))
+            else:
+                self._computing.append((key, tokens, waiting))
 
     def _begin_step(self) -> None:
         step = self._scheduler.begin()
@@ -366,6 +396,8 @@ class PacedEngine:
         outputs, self._outputs = self._outputs, {}
         for output in outputs.values():
             output.sink.fail(EngineDead(self._death))
-        for load in (*self._loads, *self._loading):
-            if not load.done():
-                load.set_exception(TransferFailed(f"the engine died: {self._death}"))
+        waits: list[asyncio.Future[Any]] = [*self._loads, *self._loading]
+        waits += (computing for _, _, computing in self._computing)
+        for waiting in waits:
+            if not waiting.done():
+                waiting.set_exception(TransferFailed(f"the engine died: {self._death}"))

@@ -148,6 +148,24 @@ class Engine(Protocol):
         """
         ...
 
+    async def computed(self, key: str) -> Tokens | None:
+        """The number of first tokens of the running request `key` whose KV its blocks have; None: it has no blocks.
+
+        Raises:
+            TransferFailed: the engine could not say.
+        """
+        ...
+
+    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
+        """Wait until the blocks of the running request `key` have the KV of more than `tokens` tokens; their number.
+
+        Waits on for a request that waits, is preempted, or is not known yet or any more.
+
+        Raises:
+            TransferFailed: the engine could not say.
+        """
+        ...
+
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """Allocate blocks [first, last) of the request's prompt and outputs; return once `put` has filled them all.
 

@@ -237,6 +237,17 @@ class VllmEngine:
         """See `Engine.gather`."""
         return await self._blocks().gather(key, first, last, slots)
 
+    async def computed(self, key: str) -> Tokens | None:
+        """See `Engine.computed`."""
+        computed = await self._blocks().computed(key)
+        return None if computed is None else Tokens(computed)
+
+    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
+        """See `Engine.computed_beyond`."""
+        computed = await self._blocks().computed(key, tokens)
+        assert computed is not None, "the copiers have waited for that"
+        return Tokens(computed)
+
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`.
 

@@ -86,6 +86,10 @@ class ServePeer:
         """See `Peer.receive`."""
         await self._target.migration_receive(message)
 
+    async def renew(self, migration: str) -> None:
+        """See `Peer.renew`."""
+        await self._target.migration_renew(migration)
+
     async def adopt(self, message: Adopt) -> None:
         """See `Peer.adopt`."""
         await self._target.migration_adopt(message)
@@ -377,6 +381,10 @@ class EngineReplica:
     async def migration_receive(self, message: Chunk) -> None:
         """See `Peer.receive`."""
         await self._moves.receive(message)
+
+    async def migration_renew(self, migration: str) -> None:
+        """See `Peer.renew`."""
+        self._moves.renew(migration)
 
     async def migration_adopt(self, message: Adopt) -> None:
         """See `Peer.adopt`."""

@@ -241,7 +241,7 @@ class RequestHost:
         """See `SourceHost.snapshot`. A muted request is frozen at its published output."""
         run = self._live(request, hop)
         outputs = run.outputs[: run.published] if run.muted else run.outputs
-        return Hosted(run.spec, run.hop, run.key, tuple(outputs))
+        return Hosted(run.spec, run.hop, run.key, tuple(outputs), run.decodes)
 
     def next_hop(self, request: RequestId) -> int:
         """See `SourceHost.next_hop`."""

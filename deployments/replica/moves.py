@@ -121,6 +121,10 @@ class Moves:
         """Receive blocks. Raises Refused or TransferFailed."""
         await self._target_run(message.migration).receive(message)
 
+    def renew(self, migration: str) -> None:
+        """Keep what is held for a migration whose source waits. Raises Refused."""
+        self._target_run(migration).renew()
+
     async def adopt(self, message: Adopt) -> None:
         """Take the request over, on probation. Raises Refused."""
         run = self._target_run(message.migration)

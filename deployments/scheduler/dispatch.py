@@ -112,7 +112,7 @@ def report_of(record: MigrationRecord) -> MoveReport:
         path=record.path,
         cause=record.cause,
         by_hand=record.trigger is Reason.MANUAL,
-        took_s=record.duration_s,
+        took_s=None if record.duration_s is None else record.duration_s - record.waited_s,
         whole_s=record.whole_s,
         tokens=record.tokens,
         sent=record.bytes,

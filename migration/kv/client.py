@@ -10,6 +10,8 @@ from typing import Self
 from migration.concurrency import gather
 from migration.kv.wire import (
     CallFailed,
+    Computed,
+    ComputedCall,
     DiscardTail,
     ExpectTail,
     Filled,
@@ -79,6 +81,15 @@ class CopierClient:
         reply = await self._call(GatherCall(next(self._numbers), key, first, last, segment, offset, partial))
         assert isinstance(reply, Gathered)
         return Shard(SlotRef(segment, offset, reply.ticket), Bytes(reply.size))
+
+    async def computed(self, key: str, beyond: int | None = None) -> int | None:
+        """The number of tokens of the running request `key` whose KV its blocks have; None: it has no blocks.
+
+        With `beyond`, wait until there are more than that many.
+        """
+        reply = await self._call(ComputedCall(next(self._numbers), key, beyond))
+        assert isinstance(reply, Computed)
+        return reply.tokens
 
     async def send(
         self, key: str, first: int, last: int, slots: Sequence[Slot], blocks: int, load: str, address: str
@@ -165,7 +176,15 @@ class CopierClient:
 
     async def _call(
         self,
-        call: GatherCall | SendCall | ScatterCall | HeldCall | FilledCall | MissingCall | LoadedCall | HoldTailCall,
+        call: GatherCall
+        | ComputedCall
+        | SendCall
+        | ScatterCall
+        | HeldCall
+        | FilledCall
+        | MissingCall
+        | LoadedCall
+        | HoldTailCall,
     ) -> Reply:
         if self.closed:
             raise TransferFailed("the connection to the engine's worker has ended")
@@ -174,7 +193,7 @@ class CopierClient:
         try:
             reply: Reply = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if isinstance(call, SendCall) and not self.closed:
+            if isinstance(call, SendCall | ComputedCall) and not self.closed:
                 self._writer.write(encoded(StopCall(call.number)))
             if isinstance(call, GatherCall | SendCall):
                 await asyncio.wait({future})
@@ -230,6 +249,12 @@ class Copiers:
         """See `CopierClient.gather`; each worker has a slot of its own."""
         pairs = zip(self._clients, slots, strict=True)
         return await gather([client.gather(key, first, last, s.segment, s.offset, partial) for client, s in pairs])
+
+    async def computed(self, key: str, beyond: int | None = None) -> int | None:
+        """See `CopierClient.computed`: of the worker that has the fewest."""
+        computed = await gather([client.computed(key, beyond) for client in self._clients])
+        known = [tokens for tokens in computed if tokens is not None]
+        return min(known) if len(known) == len(computed) else None
 
     async def reach(self, addresses: Sequence[str]) -> bool:
         """See `WorkerLinks.reach`."""

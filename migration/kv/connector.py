@@ -496,7 +496,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """Void the block tables whose blocks this step may reuse; begin and end loads."""
         meta = kv_connector_metadata
         assert isinstance(meta, StepMetadata)
-        self.tables.void(meta.gone)
+        awaited = self.tables.void(meta.gone)
         if meta.loads:
             fence = self._fence()
             for admitted in meta.loads:
@@ -505,7 +505,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             self.loads.cache(name)
         for name in meta.ended:
             self.loads.close(name)
-        if self.copier is not None and (meta.loads or meta.cached or meta.ended):
+        if self.copier is not None and (awaited or meta.loads or meta.cached or meta.ended):
             self.copier.wake()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -541,10 +541,10 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Update the block tables, and report ended loads; the forward pass is complete, or launched on a GPU."""
         meta = self._step()
-        if meta.changes or meta.held:
-            # The prefix of a hold may have been computed by this very step.
-            self.tables.apply([*meta.changes, *meta.held], self._fence())
-        if meta.held and self.copier is not None:
+        # The prefix of a hold may have been computed by this very step.
+        changes = [*meta.changes, *meta.held]
+        awaited = self.tables.apply(changes, self._fence()) if changes else False
+        if (awaited or meta.held) and self.copier is not None:
             self.copier.wake()
         return None, self.loads.finished()
 

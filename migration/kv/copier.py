@@ -34,6 +34,8 @@ from migration.kv.tables import BlockLoads, BlockTables
 from migration.kv.wire import (
     Call,
     CallFailed,
+    Computed,
+    ComputedCall,
     DiscardTail,
     ExpectTail,
     Filled,
@@ -71,8 +73,8 @@ _CREDENTIALS = struct.Struct("3i")
 """SO_PEERCRED: process, user and group of the other end."""
 
 
-WaitingCall = ScatterCall | HeldCall | FilledCall | LoadedCall
-"""A call that is answered in a certain state of its load."""
+WaitingCall = ScatterCall | HeldCall | FilledCall | LoadedCall | ComputedCall
+"""A call that is answered in a certain state of its load, or of its request."""
 
 
 class Copier:
@@ -112,7 +114,7 @@ class Copier:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the calls that wait for a load, since its state has changed. Called by the main thread."""
+        """Look at the calls that wait, since what they wait for has changed. Called by the main thread."""
         os.eventfd_write(self._wakeup, 1)
 
     def close(self) -> None:
@@ -201,7 +203,7 @@ class Copier:
                 self._sendings.append((connection, Sending(call, self._layout.block_bytes)))
             case StopCall(number):
                 self._stop(connection, number)
-            case ScatterCall() | HeldCall() | FilledCall() | LoadedCall():
+            case ScatterCall() | HeldCall() | FilledCall() | LoadedCall() | ComputedCall():
                 self._answer_when_due(connection, call)
             case MissingCall():
                 connection.reply(Missing(call.number, self._loads.missing(call.load)))
@@ -219,7 +221,9 @@ class Copier:
 
     def _forget(self, load: str) -> None:
         self._loads.forget(load)
-        self._fail(lambda _, call: call.load == load, "the load has ended", over=True)
+        self._fail(
+            lambda _, call: not isinstance(call, ComputedCall) and call.load == load, "the load has ended", over=True
+        )
 
     def _stop(self, connection: "_Connection", number: int) -> None:
         for other, sending in list(self._sendings):
@@ -275,7 +279,8 @@ class Copier:
         return TailHeld(call.number)
 
     def _answer_when_due(self, connection: "_Connection", call: WaitingCall) -> None:
-        """Answer a call that waits for a state of its load, or keep it."""
+        """Answer a call that waits for a state of its load or request, or keep it."""
+        reply: Reply | None
         match call:
             case ScatterCall():
                 reply = self._scatter(call) if self._loads.decided(call.load) else None
@@ -287,6 +292,11 @@ class Copier:
                 reply = Filled(call.number, blocks) if blocks is not None else None
             case LoadedCall():
                 reply = Loaded(call.number) if self._loads.loaded(call.load) else None
+            case ComputedCall(number, key, None):
+                reply = Computed(number, self._tables.computed(key))
+            case ComputedCall(number, key, int(beyond)):
+                computed = self._tables.computed_beyond(key, beyond)
+                reply = None if computed is None else Computed(number, computed)
         if reply is None:
             self._waiting.append((connection, call))
         else:

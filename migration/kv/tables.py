@@ -20,7 +20,7 @@ the copier checks a table, and reports blocks as arrived, only after it has sync
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -86,18 +86,21 @@ class BlockTables:
         self._block_size = block_size
         self._lock = threading.Lock()
         self._tables: dict[str, BlockTable] = {}
+        self._watched: set[str] = set()
+        """Keys of requests whose next change somebody waits for."""
 
     def __len__(self) -> int:
         return len(self._tables)
 
-    def void(self, keys: Iterable[str]) -> None:
-        """Remove the tables of requests that ended or were preempted."""
+    def void(self, keys: Collection[str]) -> bool:
+        """Remove the tables of requests that ended or were preempted. True if somebody has waited for one of them."""
         with self._lock:
             for key in keys:
                 self._tables.pop(key, None)
+            return self._end_watches(keys)
 
-    def apply(self, changes: Iterable[TableChange], fence: Fence | None) -> None:
-        """Apply the changes of a step; `fence` follows the step."""
+    def apply(self, changes: Collection[TableChange], fence: Fence | None) -> bool:
+        """Apply the changes of a step; `fence` follows the step. True if somebody has waited for one of them."""
         with self._lock:
             for change in changes:
                 table = self._tables.get(change.key)
@@ -108,6 +111,33 @@ class BlockTables:
                 else:
                     table.computed, table.fence, table.caught_up = change.computed, fence, change.caught_up
                     table.blocks.extend(change.blocks)
+            return self._end_watches(change.key for change in changes)
+
+    def _end_watches(self, keys: Iterable[str]) -> bool:
+        """End the watches of requests; True if there was one."""
+        if not self._watched:
+            return False
+        watched = self._watched.intersection(keys)
+        self._watched -= watched
+        return bool(watched)
+
+    def computed(self, key: str) -> int | None:
+        """The number of tokens of a request whose KV is in its blocks; None if it holds no blocks."""
+        with self._lock:
+            table = self._tables.get(key)
+            return None if table is None else table.computed
+
+    def computed_beyond(self, key: str, tokens: int) -> int | None:
+        """As `computed`, if there are more than `tokens`.
+
+        Else None, and the next `apply` or `void` with this request returns True.
+        """
+        with self._lock:
+            table = self._tables.get(key)
+            if table is not None and table.computed > tokens:
+                return table.computed
+            self._watched.add(key)
+            return None
 
     def held(self, key: str) -> int | None:
         """The number of blocks of the hold `key`; None if there is no such hold, or not yet."""

@@ -27,6 +27,18 @@ class GatherCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedCall:
+    """Count the tokens of the running request `key` whose KV is in its blocks.
+
+    Answer at once, or, with `beyond`, as soon as there are more than that many.
+    """
+
+    number: int
+    key: str
+    beyond: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SendCall:
     """Copy full blocks [first, last) of the running request `key` into the load `load` of the worker at `address`.
 
@@ -46,7 +58,7 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """Give up the `SendCall`, or the waiting `ScatterCall`, with this number: it fails, and uses its slot no more."""
+    """Give up the `SendCall`, or the waiting call, with this number: it fails, and uses its slot no more."""
 
     number: int
 
@@ -146,6 +158,14 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """The number of tokens whose KV is in a request's blocks; None: it holds no blocks."""
+
+    number: int
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The other worker has the blocks; `size` is the transfer in bytes, headers included."""
 
@@ -210,6 +230,7 @@ class CallFailed:
 
 Call = (
     GatherCall
+    | ComputedCall
     | SendCall
     | StopCall
     | ScatterCall
@@ -223,7 +244,7 @@ Call = (
     | DiscardTail
     | HaltRun
 )
-Reply = Gathered | Sent | Scattered | Held | Filled | Missing | Loaded | TailHeld | CallFailed
+Reply = Gathered | Computed | Sent | Scattered | Held | Filled | Missing | Loaded | TailHeld | CallFailed
 
 _KINDS = {kind.__name__: kind for kind in get_args(Call | Reply)}
 

@@ -2,6 +2,7 @@
 
     source -> target   Prepare    ->  Prepared
                        CopyRound  ->  blocks loaded   (any number; none on the token path)
+                       renew      ->  nothing         (while a prefill has no more blocks to copy)
                        Chunk      ->  blocks copied   (a round's, while it is loaded, and the tail's, behind the rounds;
                                                        unless the target's workers take the blocks by themselves)
                        Adopt      ->  nothing         (the target runs the request under the new hop)
@@ -145,9 +146,12 @@ class Prepared:
     It has the first `present` full blocks of the context already, as far as it knows: these need not be sent. Those
     that it has lost meanwhile it computes. If its workers read staging slots of the same node, `workers` are their
     addresses, in the order of their ranks.
+
+    Without a message for `lease_s` seconds the target frees all that it holds.
     """
 
     path: Path
+    lease_s: float
     workers: tuple[str, ...] = ()
     present: Blocks = Blocks(0)
 

@@ -13,7 +13,7 @@ from migration.protocol.core_messages import Prefilled
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
-from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.prefix.tree import HeldPrefix
 
 Clock = Callable[[], float]
@@ -33,13 +33,14 @@ class Slot:
 class Hosted:
     """A running request as of now: everything that another replica needs to continue it.
 
-    `key` names its run in the engine; it changes with every hop.
+    `key` names its run in the engine; it changes with every hop. It `decodes` once this run has generated a token.
     """
 
     spec: RequestSpec
     hop: int
     key: str
     outputs: tuple[int, ...]
+    decodes: bool
 
     @property
     def context(self) -> int:
@@ -216,6 +217,24 @@ class BlockStore(Protocol):
         """
         ...
 
+    async def computed(self, key: str) -> Tokens | None:
+        """The number of first tokens of the running request `key` whose KV its blocks have; None: it has no blocks.
+
+        Raises:
+            TransferFailed: the engine could not say.
+        """
+        ...
+
+    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
+        """Wait until the blocks of the running request `key` have the KV of more than `tokens` tokens; their number.
+
+        Waits on for a request that waits, is preempted, or is not known yet or any more.
+
+        Raises:
+            TransferFailed: the engine could not say.
+        """
+        ...
+
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """Allocate blocks [first, last) of the request's prompt and outputs; return once `put` has filled them all.
 
@@ -301,6 +320,10 @@ class Peer(Protocol):
 
     async def receive(self, message: Chunk) -> None:
         """Have it copy a chunk of a round into its cache."""
+        ...
+
+    async def renew(self, migration: str) -> None:
+        """Have it keep what it holds for the migration, although nothing is sent."""
         ...
 
     async def adopt(self, message: Adopt) -> None:

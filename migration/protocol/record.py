@@ -30,14 +30,17 @@ class MigrationRecord:
     "overload; kv failed: ...". `cause` is why the migration ended without effect (`error` is its text), or why it went
     by tokens instead of KV; None if it went as ordered.
     `present` is the number of blocks that the target had before; `bytes` and `blocks` count what was sent, `rounds` the
-    pre-copy rounds, `copy_s` the seconds spent on sending
-    them. `tokens` is the context at the freeze, None if it never came to that.
+    pre-copy rounds, `copy_s` the seconds spent on sending them. `tokens` is the context at the freeze, None if it never
+    came to that.
 
     `pause_s` is from the freeze to the target's confirmation as the source saw it (seconds), `duration_s` from the
     order to there. `resume_s` is from the freeze to the first new token at the target, the target's prefill
     included and the way of the hand-over's message not; None without the target's report, or before it.
     `predicted_kv_s` and `predicted_tokens_s` are a planner's estimates for each path, from the order to the
     first new token; None if nobody predicted it. `whole_s` is the time that it took.
+
+    A migration of a request that is still being prefilled waits for the source's steps for `waited_s` seconds in all,
+    which are neither in `whole_s` nor in any prediction.
     """
 
     id: str
@@ -61,18 +64,22 @@ class MigrationRecord:
     started_at: float = 0.0
     tokens: Tokens | None = None
     copy_s: float = 0.0
+    waited_s: float = 0.0
     resume_s: float | None = None
     predicted_kv_s: float | None = None
     predicted_tokens_s: float | None = None
 
     @property
     def whole_s(self) -> float | None:
-        """Seconds from the order to the first new token at the target; None before the target has reported that."""
+        """Seconds from the order to the first new token at the target, but for `waited_s`.
+
+        None before the target has reported that token.
+        """
         if self.outcome is not Outcome.COMMITTED:
             return None
         if self.duration_s is None or self.pause_s is None or self.resume_s is None:
             return None
-        return self.duration_s - self.pause_s + self.resume_s
+        return self.duration_s - self.waited_s - self.pause_s + self.resume_s
 
     @property
     def fell_back(self) -> bool:

@@ -3,6 +3,9 @@
 KV is append-only, so full blocks can be copied while the request decodes. Each round copies the blocks that
 filled during the one before; once the remainder is small, or does not shrink, copying on gains nothing.
 
+While the prompt is still being computed, there is no hurry, and no number of rounds is too large: each copies what the
+prefill has filled by then.
+
 A small remainder, with the block that is not full, is the tail. It is copied while the request decodes, too, so that
 the target computes only the tokens that came meanwhile.
 """
@@ -68,6 +71,21 @@ def worth_another_round(progress: Progress, full: Blocks, limits: CopyLimits) ->
     if remaining <= limits.final_blocks or progress.rounds >= limits.max_rounds:
         return False
     return progress.rounds == 0 or remaining < progress.last_round
+
+
+def filled_range(progress: Progress, computed: int, tokens: int, block_size: int) -> tuple[Blocks, Blocks] | None:
+    """The blocks that a prefill has filled and that are not copied, None without any.
+
+    `computed` of the context's `tokens` known tokens are computed. A block is copied only if a known token stands
+    behind it, as in any other round.
+    """
+    last = min(Blocks(computed // block_size), full_blocks(tokens, block_size))
+    return (progress.copied, last) if last > progress.copied else None
+
+
+def unfilled(progress: Progress, tokens: int, block_size: int) -> int | None:
+    """The number of tokens beyond which a prefill has filled a block that is not copied; None if none is left."""
+    return None if full_blocks(tokens, block_size) <= progress.copied else (progress.copied + 1) * block_size - 1
 
 
 def final_range(progress: Progress, full: Blocks, limits: CopyLimits) -> tuple[Blocks, Blocks] | None:

@@ -31,6 +31,8 @@ SLOWEST = 1e8
 """The least rate of a link that is waited for, in bytes per second. A failed copy makes the scheduler expect a slower
 link; without a bound, each failure would make the next time limit longer.
 """
+SLOWEST_PREFILL = 100.0
+"""The least rate of a prefill that a migration waits for, in tokens per second, whatever else its replica computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +66,11 @@ def time_limit_s(size: float, bytes_per_s: float | None, floor_s: float) -> floa
     `floor_s` is for everything that does not depend on the bytes: messages, connections, and a busy machine.
     """
     return floor_s + LATE * size / max(bytes_per_s or 0.0, SLOWEST)
+
+
+def prefill_limit_s(tokens: int, floor_s: float) -> float:
+    """Seconds after which the source's prefill of `tokens` tokens is not waited for any more.
+
+    `floor_s` is for its turn: the prefills before it, and a busy machine.
+    """
+    return floor_s + tokens / SLOWEST_PREFILL

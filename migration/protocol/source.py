@@ -10,7 +10,10 @@ Rules of this file:
      the same single command, UNMUTE, which continues the request from its tokens.
   4. KV is a cache. Whatever goes wrong with blocks turns the migration into one by tokens; only what goes
      wrong with the target ends it.
-  5. COMMITTED, ABORTED and REFUSED are final. Events of the world (not of activities) may still come; they do nothing.
+  5. A request whose prompt is still being computed is followed (FOLLOW): blocks are copied as the prefill fills them,
+     and the freeze comes right behind its first token. It needs nothing of the target until then, so nothing is muted
+     before, and whatever fails leaves it where it is; without blocks (AWAIT) it is handed over by tokens.
+  6. COMMITTED, ABORTED and REFUSED are final. Events of the world (not of activities) may still come; they do nothing.
 
 Events of the world, legal in every state: FINISHED (the request ended by itself: EOS, max_tokens, or a stop
 string found by the reader), PREEMPTED (its blocks are gone), CLIENT_GONE (its reader left, or reads it elsewhere),
@@ -29,6 +32,8 @@ class SourceState(StrEnum):
 
     NEW = "new"
     PREPARE = "prepare"
+    FOLLOW = "follow"
+    AWAIT = "await"
     COPY = "copy"
     FREEZE = "freeze"
     HANDOVER = "handover"
@@ -44,7 +49,10 @@ class SourceEvent(StrEnum):
     BEGIN = "begin"
     ACCEPTED_KV = "accepted_kv"
     ACCEPTED_TOKENS = "accepted_tokens"
+    ACCEPTED_EARLY = "accepted_early"
     TARGET_REFUSED = "target_refused"
+    FILLED = "filled"
+    FIRST_TOKEN = "first_token"
     COPIED_MORE = "copied_more"
     COPIED_ENOUGH = "copied_enough"
     COPY_FAILED = "copy_failed"
@@ -67,6 +75,9 @@ class SourceCommand(StrEnum):
     """Commands to the shell. The first block starts an activity."""
 
     PREPARE = "prepare"
+    AWAIT_BLOCKS = "await_blocks"
+    COPY_FILLED = "copy_filled"
+    AWAIT_TOKEN = "await_token"
     COPY_ROUND = "copy_round"
     COPY_FINAL = "copy_final"
     ADOPT_KV = "adopt_kv"
@@ -87,6 +98,9 @@ FINAL = frozenset({SourceState.COMMITTED, SourceState.ABORTED, SourceState.REFUS
 ACTIVITIES = frozenset(
     {
         SourceCommand.PREPARE,
+        SourceCommand.AWAIT_BLOCKS,
+        SourceCommand.COPY_FILLED,
+        SourceCommand.AWAIT_TOKEN,
         SourceCommand.COPY_ROUND,
         SourceCommand.COPY_FINAL,
         SourceCommand.ADOPT_KV,
@@ -99,6 +113,8 @@ _S, _E, _C = SourceState, SourceEvent, SourceCommand
 _GIVE_UP = (_S.ABORTED, (_C.CANCEL_TARGET,))
 _THAW = (_S.ABORTED, (_C.UNMUTE, _C.CANCEL_TARGET))
 _ASK = (_S.DOUBT, (_C.ASK_READER,))
+_FOLLOW = (_S.FOLLOW, (_C.AWAIT_BLOCKS,))
+_AWAIT = (_S.AWAIT, (_C.AWAIT_TOKEN,))
 
 WORLD = frozenset(
     {
@@ -135,6 +151,8 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
     _S.PREPARE: {
         _E.ACCEPTED_KV: (_S.COPY, (_C.ANNOUNCE_MOVING, _C.COPY_ROUND)),
         _E.ACCEPTED_TOKENS: (_S.HANDOVER, (_C.ANNOUNCE_MOVING, _C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
+        # The request is still being prefilled.
+        _E.ACCEPTED_EARLY: _FOLLOW,
         _E.TARGET_REFUSED: (_S.REFUSED, ()),
         _E.TIMEOUT: _GIVE_UP,
         _E.FINISHED: _GIVE_UP,
@@ -146,6 +164,33 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
         _E.TARGET_LOST: _GIVE_UP,
         _E.ASKED_AGAIN: (_S.PREPARE, (_C.REFUSE_SECOND,)),
         **_nothing(_S.PREPARE, _E.KEPT, _E.FOLLOWED),
+    },
+    _S.FOLLOW: {
+        _E.FILLED: (_S.FOLLOW, (_C.COPY_FILLED,)),
+        _E.COPIED_MORE: _FOLLOW,
+        _E.FIRST_TOKEN: (_S.FREEZE, (_C.ANNOUNCE_MOVING, _C.MUTE, _C.COPY_FINAL)),
+        # The prefill goes on, and the target has to repeat it.
+        _E.COPY_FAILED: _AWAIT,
+        _E.TIMEOUT: _AWAIT,
+        _E.FINISHED: _GIVE_UP,
+        # The prefill begins anew. What is copied is at the target, and waits for the rest.
+        _E.PREEMPTED: _FOLLOW,
+        _E.CLIENT_GONE: _GIVE_UP,
+        _E.SOURCE_STOPPING: (_S.FOLLOW, ()),
+        _E.TARGET_LOST: _GIVE_UP,
+        _E.ASKED_AGAIN: (_S.FOLLOW, (_C.REFUSE_SECOND,)),
+        **_nothing(_S.FOLLOW, _E.KEPT, _E.FOLLOWED),
+    },
+    _S.AWAIT: {
+        _E.FIRST_TOKEN: (_S.HANDOVER, (_C.ANNOUNCE_MOVING, _C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
+        _E.TIMEOUT: _GIVE_UP,
+        _E.FINISHED: _GIVE_UP,
+        _E.PREEMPTED: (_S.AWAIT, ()),
+        _E.CLIENT_GONE: _GIVE_UP,
+        _E.SOURCE_STOPPING: (_S.AWAIT, ()),
+        _E.TARGET_LOST: _GIVE_UP,
+        _E.ASKED_AGAIN: (_S.AWAIT, (_C.REFUSE_SECOND,)),
+        **_nothing(_S.AWAIT, _E.KEPT, _E.FOLLOWED),
     },
     _S.COPY: {
         _E.COPIED_MORE: (_S.COPY, (_C.COPY_ROUND,)),

@@ -7,16 +7,26 @@ happens arrives through one queue, so there is one order of events.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from math import inf
+from typing import NoReturn
 
 from migration.protocol import source
-from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone
+from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone, TransferFailed
 from migration.protocol.messages import Adopt, CopyRound, PathRequest, Prepare
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Doubt, Moved, Moving
-from migration.protocol.rounds import Progress, final_range, full_blocks, tail_blocks, worth_another_round
+from migration.protocol.rounds import (
+    Progress,
+    filled_range,
+    final_range,
+    full_blocks,
+    tail_blocks,
+    unfilled,
+    worth_another_round,
+)
 from migration.protocol.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
 from migration.run.copying import BlockCopy
 from migration.run.times import Times
@@ -55,6 +65,9 @@ class SourceRun:
         self._activity: asyncio.Task[None] | None = None
         self._activity_no = 0
         self._progress = Progress()
+        self._computed = Tokens(0)
+        """The number of tokens that the prefill had computed when the source last waited for more."""
+        self._lease_s = inf
         self._path = order.path.first
         self._detours: list[str] = []
         self._error: str | None = None
@@ -105,6 +118,7 @@ class SourceRun:
             started_at=self._times.started_at,
             tokens=self._tokens,
             copy_s=self._copy.seconds,
+            waited_s=self._times.waited_s,
             resume_s=self._times.resume_s,
             predicted_kv_s=self._order.predicted_kv_s,
             predicted_tokens_s=self._order.predicted_tokens_s,
@@ -202,9 +216,13 @@ class SourceRun:
     def _start(self, command: SourceCommand) -> None:
         self._stop_activity()
         limits = self._world.limits
-        size = self._uncopied() if command in (SourceCommand.COPY_ROUND, SourceCommand.COPY_FINAL) else Bytes(0)
+        size = self._uncopied() if command in _COPIES else Bytes(0)
+        waiting_s = limits.prefilling_s(self._uncomputed()) if command in _WAITS else 0.0
         activity, limit = {
             SourceCommand.PREPARE: (self._prepare, limits.prepare_s),
+            SourceCommand.AWAIT_BLOCKS: (self._await_blocks, waiting_s),
+            SourceCommand.COPY_FILLED: (self._copy_filled, limits.round_s(size, self._bytes_per_s)),
+            SourceCommand.AWAIT_TOKEN: (self._await_token, waiting_s),
             SourceCommand.COPY_ROUND: (self._copy_round, limits.round_s(size, self._bytes_per_s)),
             SourceCommand.COPY_FINAL: (self._copy_final, limits.last_s(size, self._bytes_per_s)),
             SourceCommand.ADOPT_KV: (self._adopt_kv, limits.adopt_s),
@@ -222,6 +240,10 @@ class SourceRun:
         """Bytes of the full blocks that are not copied yet. Raises RequestGone."""
         return Bytes((self._full(self._hosted()) - self._progress.copied) * self._world.blocks.fingerprint.block_bytes)
 
+    def _uncomputed(self) -> int:
+        """The known tokens that the prefill had not computed when the source last waited. Raises RequestGone."""
+        return self._hosted().context - self._computed
+
     def _stop_activity(self) -> None:
         self._activity_no += 1
         if self._activity is not None and not self._activity.done():
@@ -230,25 +252,31 @@ class SourceRun:
 
     async def _supervise(self, number: int, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> None:
         """Run an activity, and turn however it ends into an event."""
-        copying = activity in (self._copy_round, self._copy_final)
+        waiting = activity in (self._await_blocks, self._await_token)
+        copying = activity in (self._await_blocks, self._copy_filled, self._copy_round, self._copy_final)
         try:
             async with asyncio.timeout(limit):
                 event = await activity()
         except TimeoutError:
             event = SourceEvent.TIMEOUT
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
-            self._failed(cause, f"no answer within {limit:.3g} s", copying)
+            text = f"no answer within {limit:.3g} s"
+            if waiting:
+                cause, text = Cause.PREFILL_TIMEOUT, f"the prefill did not go on within {limit:.3g} s"
+            self._failed(cause, text, copying)
         except RequestGone:
             event = SourceEvent.FINISHED
         except BlocksGone as error:
             event = SourceEvent.PREEMPTED
-            self._failed(error.cause, str(error), copying)
+            if activity != self._copy_filled:
+                # A prefill that begins anew changes nothing: its blocks will be copied.
+                self._failed(error.cause, str(error), copying)
         except PeerLost as error:
             event = SourceEvent.TARGET_LOST
             self._failed(error.cause, str(error), copying=False)
         except Refused as error:
             event = self._refusal(activity)
-            self._failed(error.cause, str(error), copying)
+            self._failed(error.cause, str(error), copying and not waiting)
         except Exception as error:
             event = SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST
             cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
@@ -259,6 +287,8 @@ class SourceRun:
         """The event of an activity that the target itself refused."""
         if activity == self._prepare:
             return SourceEvent.TARGET_REFUSED
+        if activity in (self._await_blocks, self._await_token):
+            return SourceEvent.TARGET_LOST
         adopting = activity in (self._adopt_kv, self._adopt_tokens)
         return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
 
@@ -273,7 +303,7 @@ class SourceRun:
     async def _prepare(self) -> SourceEvent:
         snapshot = self._hosted()
         self._copy.begin(len(snapshot.outputs))
-        if self._order.path is not PathRequest.TOKENS:
+        if self._order.path is not PathRequest.TOKENS and snapshot.decodes:
             self._first_round = self._next_round(snapshot)
         prepared = await self._peer.prepare(
             Prepare(
@@ -288,6 +318,7 @@ class SourceRun:
                 first_round=self._first_round,
             )
         )
+        self._lease_s = prepared.lease_s
         await self._copy.reach(prepared.workers)
         # The newest full block of the target may be one that this context has not filled yet.
         self._progress = Progress.beginning(min(prepared.present, self._full(snapshot)))
@@ -299,7 +330,66 @@ class SourceRun:
                 self._detours.append("target cannot take KV blocks")
             self._path = Path.TOKENS
             return SourceEvent.ACCEPTED_TOKENS
-        return SourceEvent.ACCEPTED_KV
+        return SourceEvent.ACCEPTED_KV if snapshot.decodes else await self._begin_following()
+
+    async def _begin_following(self) -> SourceEvent:
+        """The beginning of a move by KV of a request that had no token when the target was asked.
+
+        A request without blocks goes by tokens at once: its prefill has not begun here, and may as well begin there.
+        """
+        computed: Tokens | None = None
+        with contextlib.suppress(TransferFailed):
+            computed = await self._world.blocks.computed(self._hosted().key)
+        if self._hosted().decodes:
+            return SourceEvent.ACCEPTED_KV
+        if computed is None:
+            self._failed(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True)
+            return SourceEvent.ACCEPTED_TOKENS
+        return SourceEvent.ACCEPTED_EARLY
+
+    async def _await_blocks(self) -> SourceEvent:
+        hosted = self._hosted()
+        beyond = unfilled(self._progress, hosted.context, self._world.blocks.fingerprint.block_size)
+        if beyond is None:
+            return await self._first(self._first_token())
+        return await self._first(self._first_token(), self._filled(hosted.key, Tokens(beyond)))
+
+    async def _await_token(self) -> SourceEvent:
+        await self._peer.renew(self._order.id)
+        return await self._first(self._first_token())
+
+    async def _first(self, *works: Coroutine[None, None, SourceEvent]) -> SourceEvent:
+        """The event of whichever of `works` ends first. The target keeps what it holds meanwhile."""
+        tasks = [asyncio.create_task(work) for work in (*works, self._renew())]
+        try:
+            with self._times.waiting():
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(task for task in tasks if task in done).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _first_token(self) -> SourceEvent:
+        while not self._hosted().decodes:
+            await self._world.host.next_output(self._order.request, self.hop)
+        return SourceEvent.FIRST_TOKEN
+
+    async def _filled(self, key: str, beyond: Tokens) -> SourceEvent:
+        self._computed = await self._world.blocks.computed_beyond(key, beyond)
+        return SourceEvent.FILLED
+
+    async def _renew(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            await self._peer.renew(self._order.id)
+
+    async def _copy_filled(self) -> SourceEvent:
+        hosted, size = self._hosted(), self._world.blocks.fingerprint.block_size
+        blocks = filled_range(self._progress, self._computed, hosted.context, size)
+        if blocks is not None:
+            await self._copy_blocks(self._copy.plan(*blocks, hosted.outputs))
+        return SourceEvent.COPIED_MORE
 
     async def _copy_round(self) -> SourceEvent:
         planned = self._first_round or self._next_round(self._hosted())
@@ -355,6 +445,8 @@ class SourceRun:
         blocks = final_range(self._progress, self._full(hosted), self._world.limits.copy)
         if blocks is not None:
             await self._copy_blocks(self._copy.plan(*blocks, hosted.outputs))
+        if self._copy.held is None:
+            # Copying from a prefill has not waited for the target's confirmation of the last round.
             await self._copy.finish()
         return SourceEvent.FINAL_COPIED
 
@@ -391,6 +483,8 @@ class SourceRun:
         raise AssertionError("the wait ends only by being cancelled")
 
 
+_COPIES = frozenset({SourceCommand.COPY_FILLED, SourceCommand.COPY_ROUND, SourceCommand.COPY_FINAL})
+_WAITS = frozenset({SourceCommand.AWAIT_BLOCKS, SourceCommand.AWAIT_TOKEN})
 _OUTCOMES = {
     SourceState.COMMITTED: Outcome.COMMITTED,
     SourceState.ABORTED: Outcome.ABORTED,

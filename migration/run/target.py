@@ -123,7 +123,7 @@ class TargetRun:
                 # The engine admits the load while the source gathers.
                 self._first_round = self._start(self._load(lacking))
         links = self._blocks.links if self._transport.direct else None
-        return Prepared(path, links.addresses if links is not None else (), present)
+        return Prepared(path, self._lease_s, links.addresses if links is not None else (), present)
 
     async def load(self, message: CopyRound) -> None:
         """Load a round of blocks. Raises TransferFailed; the migration goes on without them."""
@@ -166,6 +166,11 @@ class TargetRun:
                 if missing is not None and missing != before and self._session.allows(TargetEvent.ROUND):
                     self._renew()
                 before = missing
+
+    def renew(self) -> None:
+        """Keep everything for another lease. Raises Refused if there is nothing to keep."""
+        self._live(TargetEvent.ROUND)
+        self._renew()
 
     async def receive(self, chunk: Chunk) -> None:
         """Copy a chunk of a round into the cache, or hold the tail. Raises TransferFailed."""

@@ -1,5 +1,8 @@
 """The times of one migration's events, taken at the source."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from migration.protocol.ports import Clock
 
 QUIET_S = 0.03
@@ -20,6 +23,16 @@ class Times:
         self._released: float | None = None
         self._ended: float | None = None
         self._since_adopted: float | None = None
+        self.waited_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The body waits for the source's own prefill; all of these waits are `waited_s`."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.waited_s += self._clock() - began
 
     def freeze(self) -> None:
         """The source publishes nothing more."""

@@ -20,10 +20,11 @@ def test_the_limits_of_a_migration_are_those_of_the_settings() -> None:
         copy_timeout_s=2.0,
         final_copy_timeout_s=3.0,
         adopt_timeout_s=4.0,
+        prefill_timeout_s=7.0,
         max_rounds=5,
         final_blocks=6,
     )
-    assert settings.limits == MigrationLimits(1.0, 2.0, 3.0, 4.0, CopyLimits(5, 6))
+    assert settings.limits == MigrationLimits(1.0, 2.0, 3.0, 4.0, CopyLimits(5, 6), prefill_s=7.0)
 
 
 def test_unset_limits_of_a_migration_are_the_protocols_own() -> None:

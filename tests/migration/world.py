@@ -56,6 +56,9 @@ class LocalPeer:
     async def receive(self, message: Chunk) -> None:
         await (await self._pass("receive")).receive(message)
 
+    async def renew(self, migration: str) -> None:
+        (await self._pass("renew")).renew(migration)
+
     async def adopt(self, message: Adopt) -> None:
         moves = await self._pass("adopt")
         await moves.adopt(message)

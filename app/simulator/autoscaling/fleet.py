@@ -117,6 +117,9 @@ class SimulatedFleet:
     def prefilling(self, live: Live) -> None:
         """See `EngineObserver`. The router is not concerned."""
 
+    def filling(self, live: Live) -> None:
+        """See `EngineObserver`. The router is not concerned."""
+
     def decoding(self, live: Live) -> None:
         """See `EngineObserver`. The router is not concerned."""
 

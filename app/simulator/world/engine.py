@@ -43,10 +43,12 @@ class Memory(StrEnum):
 class Settled:
     """The events of one `settle`: the affected requests by kind of event, in the order of the events.
 
-    The requests in `refused` have lost the room that was promised to them.
+    The requests in `refused` have lost the room that was promised to them, those in `filling` have a part of their
+    prefill done and a part left.
     """
 
     prefilling: list[Live] = field(default_factory=list)
+    filling: list[Live] = field(default_factory=list)
     decoding: list[Live] = field(default_factory=list)
     over: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
@@ -94,6 +96,7 @@ class SimulatedEngine:
         """The end of the decoding step under way, if a request waits for it."""
         self._admitted: list[Live] = []
         self._started: list[Live] = []
+        self._filling: list[Live] = []
 
     # --- queries --------------------------------------------------------------------------------------
 
@@ -237,6 +240,7 @@ class SimulatedEngine:
         self.full_s = self._full_s(now)
         self._awaited = now + self.rest_s(now) if not between and self._is_awaited(now) else NEVER
         happened.prefilling, self._admitted = self._admitted, []
+        happened.filling, self._filling = self._filling, []
         happened.decoding, self._started = self._started, []
         self._trim(now)
         return happened
@@ -303,7 +307,9 @@ class SimulatedEngine:
         chunks, self._chunks = self._chunks, []
         for live, tokens in chunks:
             live.todo -= tokens
-            if live.todo <= 0:
+            if live.todo > 0:
+                self._filling.append(live)
+            else:
                 self._prefills.remove(live)
                 self._still -= live.held
                 live.held += 1  # a prefill ends with a token

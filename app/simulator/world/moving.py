@@ -7,9 +7,10 @@
 
 The target loads the copied blocks in a step of its engine, and the request joins the target's queue.
 
-A request without KV, because it waits or prefills, is handed over without a freeze; a move by KV then falls back to
-tokens. During the copy of a decoding request, its end cancels the move. Its preemption (its blocks are gone) and a
-target that needs the reserved room make the move fall back to tokens at once.
+By KV, a request that is still prefilled is followed: blocks are copied as its steps fill them, and the freeze comes
+with its first token. By tokens, or while it waits, a request without a token is handed over without a freeze. During
+the copy of a decoding request, its end cancels the move. Its preemption (its blocks are gone) and a target that needs
+the reserved room make the move fall back to tokens at once.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,14 @@ from app.simulator.world.links import Flow, Links
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
 from app.simulator.world.observer import Transfer, TransferOutcome
-from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
+from migration.protocol.rounds import (
+    CopyLimits,
+    Progress,
+    filled_range,
+    final_range,
+    full_blocks,
+    worth_another_round,
+)
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, RequestId, Tokens
 from policies.paths.choice import LinkId
@@ -57,7 +65,8 @@ class MoveUnderWay:
 
     `frozen_s` is the end of its request's last step at the source, None while the request decodes on. `detour` is the
     cause of a fallback from KV to tokens, `copy_s` the seconds of copying until then. Blocks on their way are a `flow`
-    first, then a `load`; `copying_s` is the time at which their copy began.
+    first, then a `load`; `copying_s` is the time at which their copy began. It is `following` until the request's first
+    token, and `waits_s` is the time since which it then has nothing to copy, `waited_s` the sum of these waits.
     """
 
     live: Live
@@ -73,6 +82,9 @@ class MoveUnderWay:
     load: Timer | None = None
     copying_s: float | None = None
     copy_s: float = 0.0
+    following: bool = False
+    waits_s: float | None = None
+    waited_s: float = 0.0
     detour: Cause | None = None
     frozen_s: float | None = None
     left_s: float | None = None
@@ -152,9 +164,11 @@ class Mover:
         self._observer.touch(target)
         if not target.reserve(moving.request, tokens, self._loop.now, target.shares(live)):
             self._give_up(moving, TransferOutcome.REFUSED)
+        elif live.stage is Stage.PREFILL and path is Path.KV:
+            moving.progress, moving.following = Progress.beginning(self._present(moving)), True
+            self._copy_filled(moving)
         elif live.stage is not Stage.DECODE:
-            if path is Path.KV:
-                moving.detour = Cause.BLOCKS_GONE if live.stage is Stage.WAITING else Cause.TRANSFER_FAILED
+            moving.detour = Cause.BLOCKS_GONE if path is Path.KV else None
             source.remove(live, self._loop.now)
             moving.path = Path.TOKENS
             self._hand_over(moving)
@@ -171,9 +185,31 @@ class Mover:
             self._give_up(moving, TransferOutcome.ENDED)
 
     def preempted(self, live: Live) -> None:
-        """Hand a request that has lost its KV over to the target, if it was moving."""
-        if moving := self.under_way.get(live.id):
+        """Hand a request that has lost its KV over to the target, if it was moving.
+
+        One that is followed begins its prefill anew, and what is copied of it waits at the target.
+        """
+        moving = self.under_way.get(live.id)
+        if moving is None:
+            return
+        if not moving.following:
             self._fall_back(moving, Cause.BLOCKS_GONE)
+            return
+        self._stop_copy(moving)
+        self._wait(moving)
+
+    def filling(self, live: Live) -> None:
+        """A step has computed a part of a prefill: copy the blocks that it has filled, if the request is followed."""
+        moving = self.under_way.get(live.id)
+        if moving is not None and moving.following and moving.copying_s is None:
+            self._copy_filled(moving)
+
+    def decoding(self, live: Live) -> None:
+        """A request has its first token, here or at its target. One that is followed freezes behind its newest copy."""
+        moving = self.under_way.get(live.id)
+        if moving is not None and moving.following and moving.copying_s is None:
+            self._copy_filled(moving)
+        self.land(live)
 
     def refused(self, request: RequestId) -> None:
         """Move without KV, since the target needs the reserved room: no block can be loaded, and the request queues."""
@@ -199,6 +235,30 @@ class Mover:
         else:
             self._copy_rest(moving)
 
+    def _copy_filled(self, moving: MoveUnderWay) -> None:
+        """Copy the blocks that the prefill has filled, or wait for more; with the first token, the last blocks."""
+        self._end_wait(moving)
+        live, size = moving.live, self._costs.block_tokens
+        if live.stage is Stage.DECODE:
+            moving.following = False
+            self._copy_rest(moving)
+            return
+        computed = live.need - live.todo if live.stage is Stage.PREFILL and self._costs.precopy else 0
+        filled = filled_range(moving.progress, computed, live.need, size)
+        if filled is None:
+            self._wait(moving)
+        else:
+            self._copy(moving, filled[1], self._copy_filled)
+
+    def _wait(self, moving: MoveUnderWay) -> None:
+        """Wait for the prefill."""
+        moving.waits_s = self._loop.now
+
+    def _end_wait(self, moving: MoveUnderWay) -> None:
+        if moving.waits_s is not None:
+            moving.waited_s += self._loop.now - moving.waits_s
+            moving.waits_s = None
+
     def _copy_rest(self, moving: MoveUnderWay) -> None:
         """Freeze the request, and copy the remaining blocks if they are worth it."""
         if not self._freeze(moving):
@@ -212,7 +272,8 @@ class Mover:
     def _fall_back(self, moving: MoveUnderWay, cause: Cause) -> None:
         """Stop the request, and hand it over without the blocks that are not copied yet."""
         self._stop_copy(moving)
-        moving.path, moving.detour = Path.TOKENS, cause
+        self._end_wait(moving)
+        moving.path, moving.detour, moving.following = Path.TOKENS, cause, False
         if moving.live.stage is Stage.DECODE:
             if not self._freeze(moving):
                 return
@@ -301,12 +362,12 @@ class Mover:
             moved,
             moving.path,
             cause or moving.detour,
-            took_s=ended_s - moving.began_s,
-            whole_s=None if moving.resumed_s is None else moving.resumed_s - moving.began_s,
+            took_s=ended_s - moving.began_s - moving.waited_s,
+            whole_s=None if moving.resumed_s is None else moving.resumed_s - moving.began_s - moving.waited_s,
             tokens=moving.tokens,
             sent=Bytes(moving.sent),
             copy_s=moving.copy_s,
-            fell_back=moving.detour is not None,
+            fell_back=moving.path is Path.TOKENS and moving.copy_s > 0,
             predicted_s=moving.predicted_s,
         )
         self._observer.reported(moving.live, report)

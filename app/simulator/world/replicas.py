@@ -24,6 +24,10 @@ class EngineObserver(Protocol):
         """An engine has begun to prefill the request."""
         ...
 
+    def filling(self, live: Live) -> None:
+        """An engine has computed a part of the request's prefill, and a part is left."""
+        ...
+
     def decoding(self, live: Live) -> None:
         """The request has begun to decode, for the first time or again."""
         ...
@@ -114,6 +118,8 @@ class Replicas:
     def _notify(self, happened: Settled) -> None:
         for live in happened.prefilling:
             self._observer.prefilling(live)
+        for live in happened.filling:
+            self._observer.filling(live)
         for live in happened.decoding:
             self._observer.decoding(live)
         for live in happened.over:

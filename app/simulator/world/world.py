@@ -102,11 +102,16 @@ class World:
         """See `EngineObserver`."""
         self._change(live)
 
+    def filling(self, live: Live) -> None:
+        """See `EngineObserver`."""
+        if self.mover:
+            self.mover.filling(live)
+
     def decoding(self, live: Live) -> None:
         """See `EngineObserver`."""
         self._change(live)
         if self.mover:
-            self.mover.land(live)
+            self.mover.decoding(live)
 
     def over(self, live: Live) -> None:
         """See `EngineObserver`."""

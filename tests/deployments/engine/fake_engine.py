@@ -47,6 +47,8 @@ def pooled(tokens: Sequence[int]) -> list[float]:
 class FakeEngine:
     """An engine whose steps take `step_s` seconds, and yield one token for every request. A pooled one takes one step.
 
+    A prefill takes one step for every `prefill_tokens` tokens, if set; else the whole of it is one step.
+
     Each of its `workers` holds a part of every block's tokens.
     """
 
@@ -72,6 +74,10 @@ class FakeEngine:
         self.adapters: list[str] = []
         self.preempted: set[str] = set()
         self.halting: set[str] = set()
+        self.prefill_tokens: int | None = None
+        self._computed: dict[str, int] = {}
+        self._stepped = asyncio.Event()
+        """Set, and replaced, once a request has computed more."""
         self.profiled: ProfileSession | None = None
         self.blocks_loaded = 0
         self.tail_ends: list[int] = []
@@ -145,8 +151,14 @@ class FakeEngine:
         digest = ContextDigest(pack(self._read(context, tail)))
         self._contexts[key] = context
         try:
+            chunk = self.prefill_tokens or len(context)
+            self._compute(key, 0)
+            for computed in range(chunk, len(context), chunk):
+                await asyncio.sleep(self.step_s)
+                self._compute(key, computed)
             for count in range(len(outputs) + 1, spec.max_tokens + 1):
                 await asyncio.sleep(self.step_s)
+                self._compute(key, len(context))
                 token = digest.next_token()
                 rest = None if top is None else digest.next_logprobs(top)
                 context.append(token)
@@ -158,6 +170,12 @@ class FakeEngine:
         finally:
             self.halting.discard(key)
             self._contexts.pop(key, None)
+            self._computed.pop(key, None)
+
+    def _compute(self, key: str, tokens: int) -> None:
+        self._computed[key] = tokens
+        self._stepped.set()
+        self._stepped = asyncio.Event()
 
     def halt(self, key: str, left: int) -> None:
         """See `Engine.halt`."""
@@ -173,9 +191,19 @@ class FakeEngine:
         context = self._contexts.get(key)
         if context is None or key in self.preempted:
             raise BlocksGone("the request holds no blocks")
-        if last * size > len(context) - 1:
+        if last * size > self._computed.get(key, 0):
             raise TransferFailed(f"block {last} is not full")
         return self._slots.write(slots, pack(context[first * size : last * size]))
+
+    async def computed(self, key: str) -> Tokens | None:
+        """See `Engine.computed`."""
+        return None if key in self.preempted or key not in self._computed else Tokens(self._computed[key])
+
+    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
+        """See `Engine.computed_beyond`."""
+        while (computed := await self.computed(key)) is None or computed <= tokens:
+            await self._stepped.wait()
+        return computed
 
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`."""

@@ -21,7 +21,7 @@ from migration.protocol.record import Outcome
 from migration.protocol.request import IngressId, RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from migration.transport.shared import SharedSlots
-from policies.model import Blocks, ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.names import digests, name_of
 from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs, prompt_of
@@ -536,7 +536,25 @@ async def test_only_computed_blocks_can_be_gathered(segment: HostSegment) -> Non
     await desk.done()
 
 
-async def test_migration_protocol_moves_a_request_between_paced_engines() -> None:
+async def test_wait_for_computed_tokens_ends_with_the_step_that_computes_them() -> None:
+    desk = await Desk.open()
+    desk.ask("r", prompt(40), 4)
+    desk.ask("waiting", prompt(40, 1), 1)
+    waits = [desk.engine.computed_beyond("r", Tokens(beyond)) for beyond in (0, 15, 16, 32)]
+    given_up = asyncio.create_task(desk.engine.computed_beyond("unheard of", Tokens(0)))
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.sleep(0.030)  # the first step computed 16 tokens
+    given_up.cancel()
+    assert [task.done() for task in tasks] == [True, True, False, False]
+    assert await desk.engine.computed("r") == 16 == await desk.engine.computed_beyond("r", Tokens(15))
+    assert await desk.engine.computed("waiting") is None is await desk.engine.computed("unheard of")
+    assert await asyncio.gather(*tasks) == [16, 16, 32, 40]
+    await desk.done()
+    assert not desk.engine._computing
+
+
+@pytest.mark.parametrize("when", ["decoding", "prefilling"])
+async def test_migration_protocol_moves_a_request_between_paced_engines(when: str) -> None:
     pace = PACE | {"num_gpu_blocks_override": 256, "max_model_len": 1024, "decode_s": 0.001, "decode_s_per_seq": 0.0}
     cluster: dict[ReplicaId, Replica] = {}
     for name in ("a", "b"):
@@ -547,12 +565,16 @@ async def test_migration_protocol_moves_a_request_between_paced_engines() -> Non
     pair.readers = [asyncio.create_task(pair.read(replica)) for replica in cluster.values()]
     request = spec(prompt=80, tokens=200)
     cursor = pair.submit(request)
-    await pair.until(cursor, 10)
+    if when == "decoding":
+        await pair.until(cursor, 10)
+    else:
+        await asyncio.sleep(0.020)  # the first of five steps computed 16 tokens
     pair.move(request.id, path=PathRequest.KV)
     assert await pair.finished(cursor) == expected(prompt_of(request), 200)
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
     assert 0 < record.blocks == pair.b.engine.blocks_loaded
+    assert (record.waited_s > 0) is (when == "prefilling") is (record.rounds > 3)
 
 
 async def test_logprobs_equal_those_of_the_fake_engine() -> None:
@@ -619,9 +641,11 @@ async def test_shutdown_fails_all_requests_and_loads() -> None:
     await asyncio.sleep(0.030)
     await loading
     loading = asyncio.create_task(_load_nothing(desk.engine))
+    waiting = asyncio.create_task(desk.engine.computed_beyond("r", Tokens(1000)))
     await asyncio.sleep(0)
     desk.engine.shutdown()
-    for late in (loading, asyncio.create_task(_load_nothing(desk.engine))):
+    later = asyncio.create_task(desk.engine.computed_beyond("r", Tokens(1000)))
+    for late in (loading, asyncio.create_task(_load_nothing(desk.engine)), waiting, later):
         with pytest.raises(TransferFailed, match="shut down"):
             await late
     with pytest.raises(EngineDead, match="shut down"):

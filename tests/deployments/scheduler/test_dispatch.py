@@ -106,6 +106,14 @@ def test_what_runs_is_reported_again_and_again_and_what_ended_only_when_somethin
     assert reports[5:] == [[], []]
 
 
+def test_the_wait_for_a_prefill_is_no_time_of_its_move() -> None:
+    dispatch = make_dispatch()
+    ended = replace(record(), outcome=Outcome.COMMITTED, duration_s=9.0, waited_s=7.5, pause_s=0.5, resume_s=1.0)
+    dispatch.take(ended)
+    (report,) = dispatch.take_reports()
+    assert (report.took_s, report.whole_s) == (1.5, 2.0)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.ABORTED, Outcome.REFUSED])
 def test_a_move_without_effect_is_reported_with_its_cause(outcome: Outcome) -> None:
     dispatch = make_dispatch()

@@ -61,6 +61,9 @@ class DirectPeer:
     async def receive(self, message: Chunk) -> None:
         await self._moves.receive(message)
 
+    async def renew(self, migration: str) -> None:
+        self._moves.renew(migration)
+
     async def adopt(self, message: Adopt) -> None:
         await self._moves.adopt(message)
 

@@ -884,6 +884,21 @@ def test_blocks_may_not_be_gathered_from_the_beginning_of_the_step_that_may_reus
         gathered(connector)
 
 
+def test_copier_looks_at_its_calls_after_a_step_that_somebody_waits_for() -> None:
+    from migration.kv.connector import StepMetadata
+
+    connector, _ = make_worker()
+    woken: list[None] = []
+    connector.copier = SimpleNamespace(wake=lambda: woken.append(None), close=connector.copier.close)
+    assert connector.tables.computed_beyond("r.0", 0) is None
+    step(connector, changes=[TableChange("r.1", 5, [7, 8], replace=True, caught_up=True)])
+    assert not woken
+    step(connector, changes=[change(5, 5, 6, replace=True)])
+    assert len(woken) == 1 and connector.tables.computed_beyond("r.0", 5) is None
+    begin(connector, StepMetadata(gone=["r.0"]))
+    assert len(woken) == 2
+
+
 def test_load_is_reported_to_the_scheduler_once_its_blocks_have_arrived() -> None:
     connector, _ = make_worker()
     step(connector, loads=[BlockLoad("m.1", "v1", 0, [9, 4])])

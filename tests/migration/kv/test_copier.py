@@ -148,6 +148,57 @@ async def test_replica_learns_when_the_blocks_have_arrived(desk: Desk) -> None:
     assert desk.held(11, 12) == [5, 9]
 
 
+async def test_replica_learns_how_much_of_a_prefill_is_computed(desk: Desk) -> None:
+    assert await desk.client.computed("r.0") == 10
+    assert await desk.client.computed("r.0", 9) == 10
+    assert await desk.client.computed("r.1") is None
+
+
+def compute(desk: Desk, key: str, computed: int) -> bool:
+    """A step after which a request has that many tokens; True if the copier is woken."""
+    awaited = desk.tables.apply([TableChange(key, computed, [7], replace=True, caught_up=False)], None)
+    if awaited:
+        desk.copier.wake()
+    return awaited
+
+
+async def test_wait_for_more_computed_tokens_ends_with_the_step_that_computes_them(desk: Desk) -> None:
+    """Also for a request that has not begun, and one that is preempted meanwhile."""
+    for key, before in (("r.0", 10), ("r.1", 0)):
+        waiting = asyncio.create_task(desk.client.computed(key, before))
+        await desk.client.computed(key)  # calls are served in order
+        assert not compute(desk, "r.2", 100)
+        if desk.tables.void([key]):
+            desk.copier.wake()
+        await desk.client.computed(key)
+        assert not waiting.done()
+        compute(desk, key, before)
+        await desk.client.computed(key)
+        assert not waiting.done()
+        assert compute(desk, key, before + 5)
+        assert await waiting == before + 5
+
+
+async def test_wait_for_computed_tokens_that_is_given_up_is_forgotten(desk: Desk) -> None:
+    waiting = asyncio.create_task(desk.client.computed("r.0", 10))
+    await desk.client.computed("r.0")
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await desk.client.computed("r.0")
+    assert not desk.copier._waiting
+    compute(desk, "r.0", 15)
+    assert await desk.client.computed("r.0") == 15
+
+
+async def test_end_of_a_load_ends_no_wait_for_computed_tokens(desk: Desk) -> None:
+    waiting = asyncio.create_task(desk.client.computed("m.1", 0))
+    desk.client.forget("m.1")
+    await desk.client.computed("r.0")
+    assert not waiting.done()
+    compute(desk, "m.1", 4)
+    assert await waiting == 4
+
+
 async def test_tail_is_held_until_it_is_taken_or_discarded(desk: Desk) -> None:
     slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
     for tail in ("a", "b"):
@@ -448,6 +499,18 @@ async def test_every_worker_copies_its_shard(desks: Desks) -> None:
         desk.admit(11, 12)
     await desks.copiers.scatter("m.1", 0, 2, [shard.slot for shard in shards])
     assert [desk.held(11, 12) for desk in desks.ranks] == [[5, 9], [105, 109]]
+
+
+async def test_computed_tokens_are_those_of_the_last_worker(desks: Desks) -> None:
+    zero, one = desks.ranks
+    waiting = asyncio.create_task(desks.copiers.computed("r.0", 10))
+    for desk, computed in ((zero, 20), (one, 15)):
+        await desk.client.computed("r.0")
+        assert not waiting.done()
+        compute(desk, "r.0", computed)
+    assert await waiting == 15 == await desks.copiers.computed("r.0")
+    one.tables.void(["r.0"])
+    assert await desks.copiers.computed("r.0") is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -65,6 +65,30 @@ def test_unknown_request_holds_no_blocks() -> None:
         read(BlockTables(BLOCK), 0, 1)
 
 
+def test_computed_tokens_are_those_of_the_newest_step() -> None:
+    tables = make_tables()
+    assert (tables.computed("r.0"), tables.computed("r.1")) == (10, None)
+    tables.apply([TableChange("r.0", 17, [7, 3], replace=False, caught_up=False)], None)
+    assert tables.computed("r.0") == 17
+    tables.void(["r.0"])
+    assert tables.computed("r.0") is None
+
+
+@pytest.mark.parametrize("change", ["grown", "preempted"])
+def test_change_that_somebody_waits_for_is_reported_once(change: str) -> None:
+    def changed(key: str, computed: int) -> bool:
+        if change == "preempted":
+            return tables.void([key])
+        return tables.apply([TableChange(key, computed, [7], replace=True, caught_up=False)], None)
+
+    tables = make_tables()
+    assert tables.computed_beyond("r.0", 9) == 10
+    assert not changed("r.0", 10), "what was answered is not waited for"
+    assert tables.computed_beyond("r.0", 10) is None and tables.computed_beyond("r.2", 0) is None
+    assert not changed("r.1", 4)
+    assert changed("r.0", 11) and not changed("r.0", 12) and changed("r.2", 1)
+
+
 @pytest.mark.parametrize("replaced", [False, True], ids=["preempted", "preempted and resumed"])
 def test_copy_of_blocks_that_are_lost_meanwhile_is_void(replaced: bool) -> None:
     """Another request may have written to them before the copy was complete."""

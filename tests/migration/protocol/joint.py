@@ -23,6 +23,7 @@ from policies.model import RequestId
 R = RequestId("r")
 SENT = {
     SourceCommand.PREPARE: "prepare",
+    SourceCommand.COPY_FILLED: "round",
     SourceCommand.COPY_ROUND: "round",
     SourceCommand.COPY_FINAL: "round",
     SourceCommand.ADOPT_KV: "adopt",
@@ -44,7 +45,7 @@ WORDS: dict[str, StreamEvent] = {
 ANY_TIME_AT_SOURCE = sorted(
     {
         *(source.WORLD - {SourceEvent.KEPT, SourceEvent.FOLLOWED}),
-        *(SourceEvent.BEGIN, SourceEvent.TIMEOUT),
+        *(SourceEvent.BEGIN, SourceEvent.TIMEOUT, SourceEvent.FILLED, SourceEvent.FIRST_TOKEN),
         *(SourceEvent.COPIED_MORE, SourceEvent.COPIED_ENOUGH, SourceEvent.FINAL_COPIED, SourceEvent.COPY_FAILED),
     }
 )
@@ -190,8 +191,8 @@ def prepare(joint: Joint) -> Iterator[Joint]:
 
 
 def accepted(joint: Joint) -> Iterator[Joint]:
-    yield from at_source(joint.without("accepted"), SourceEvent.ACCEPTED_KV)
-    yield from at_source(joint.without("accepted"), SourceEvent.ACCEPTED_TOKENS)
+    for event in (SourceEvent.ACCEPTED_KV, SourceEvent.ACCEPTED_TOKENS, SourceEvent.ACCEPTED_EARLY):
+        yield from at_source(joint.without("accepted"), event)
 
 
 def adopt(joint: Joint) -> Iterator[Joint]:

@@ -174,6 +174,12 @@ FAULTS: dict[str, tuple[Any, Any, Any, Any]] = {
         SourceEvent.ACCEPTED_TOKENS,
         (SourceState.HANDOVER, (SourceCommand.ANNOUNCE_MOVING, SourceCommand.ADOPT_TOKENS)),
     ),
+    "source that is not muted at the first token of a prefill": (
+        source.TABLE,
+        SourceState.FOLLOW,
+        SourceEvent.FIRST_TOKEN,
+        (SourceState.FREEZE, (SourceCommand.ANNOUNCE_MOVING, SourceCommand.COPY_FINAL)),
+    ),
     "reader that tells the source to go on after it has asked the target": (
         reader.TABLE,
         ReaderState.FINDING,

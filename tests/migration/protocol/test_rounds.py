@@ -4,7 +4,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, tail_blocks, worth_another_round
+from migration.protocol.rounds import (
+    CopyLimits,
+    Progress,
+    filled_range,
+    final_range,
+    full_blocks,
+    tail_blocks,
+    unfilled,
+    worth_another_round,
+)
 from policies.model import Blocks
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -101,3 +110,39 @@ def test_without_rounds_everything_is_copied_in_the_pause() -> None:
 
 def test_progress_counts_rounds_and_blocks() -> None:
     assert Progress().add(Blocks(8)).add(Blocks(11)) == Progress(Blocks(11), rounds=2, last_round=Blocks(3))
+
+
+# --- of a prefill -------------------------------------------------------------------------------------
+
+
+@unhurried
+@given(
+    prompt=st.integers(1, 200),
+    size=st.integers(1, 16),
+    present=st.integers(0, 30),
+    steps=st.lists(st.integers(1, 40), min_size=1, max_size=20),
+)
+def test_every_block_of_a_prefill_is_copied_once_and_only_when_it_is_computed(
+    prompt: int, size: int, present: int, steps: list[int]
+) -> None:
+    full = full_blocks(prompt, size)
+    progress, computed, ranges = Progress.beginning(Blocks(min(present, full))), 0, list[tuple[int, int]]()
+    for step in steps:
+        computed = min(prompt, computed + step)
+        beyond = unfilled(progress, prompt, size)
+        found = filled_range(progress, computed, prompt, size)
+        assert (found is not None) == (beyond is not None and computed > beyond), (
+            "a wait ends when blocks can be copied"
+        )
+        if found is not None:
+            assert found[0] == progress.copied < found[1] <= full and found[1] * size <= computed
+            ranges.append(found)
+            progress = progress.add(found[1])
+    assert progress.copied == max(min(present, full), min(full, computed // size))
+    assert (unfilled(progress, prompt, size) is None) == (progress.copied == full)
+
+
+def test_block_of_a_prefill_without_a_token_behind_it_waits_for_the_first_output_token() -> None:
+    """The target's engine computes a token behind the blocks that it loads."""
+    assert filled_range(Progress(), 64, 64, 16) == (0, 3)
+    assert filled_range(Progress(), 64, 65, 16) == (0, 4)

@@ -246,6 +246,7 @@ def test_move_is_announced_to_the_reader_only_once_the_target_agreed() -> None:
         assert Do.ANNOUNCE_MOVING not in step.commands or step.event in (
             SourceEvent.ACCEPTED_KV,
             SourceEvent.ACCEPTED_TOKENS,
+            SourceEvent.FIRST_TOKEN,
         )
         assert Do.ANNOUNCE_MOVING in step.issued or Do.MUTE not in step.issued
 
@@ -263,7 +264,9 @@ def test_source_waits_for_something_in_every_state_that_is_not_final() -> None:
             assert step.commands[-1] in source.ACTIVITIES
 
 
-@pytest.mark.parametrize("state", [Source.PREPARE, Source.COPY, Source.FREEZE, Source.HANDOVER])
+@pytest.mark.parametrize(
+    "state", [Source.PREPARE, Source.FOLLOW, Source.AWAIT, Source.COPY, Source.FREEZE, Source.HANDOVER]
+)
 def test_source_never_waits_for_the_target_for_ever(state: Source) -> None:
     assert source.TABLE[state][SourceEvent.TIMEOUT][0] is not state
 
@@ -273,6 +276,36 @@ def test_source_never_waits_for_the_target_for_ever(state: Source) -> None:
 def test_trouble_with_blocks_turns_the_move_into_one_by_tokens(state: Source, event: SourceEvent) -> None:
     following, commands = source.TABLE[state][event]
     assert following is Source.HANDOVER and commands[-1] is Do.ADOPT_TOKENS
+
+
+def test_request_that_is_prefilled_is_neither_muted_nor_halted_before_its_first_token() -> None:
+    for step in source_steps():
+        if step.following in (Source.FOLLOW, Source.AWAIT):
+            assert not {Do.ANNOUNCE_MOVING, Do.MUTE, Do.HALT, Do.UNMUTE} & set(step.issued), step
+
+
+@pytest.mark.parametrize("event", [SourceEvent.COPY_FAILED, SourceEvent.TIMEOUT])
+def test_trouble_with_blocks_of_a_prefill_has_its_first_token_awaited(event: SourceEvent) -> None:
+    assert source.TABLE[Source.FOLLOW][event] == (Source.AWAIT, (Do.AWAIT_TOKEN,))
+
+
+def test_prefill_that_begins_anew_is_followed_on() -> None:
+    assert source.TABLE[Source.FOLLOW][SourceEvent.PREEMPTED] == (Source.FOLLOW, (Do.AWAIT_BLOCKS,))
+    assert source.TABLE[Source.AWAIT][SourceEvent.PREEMPTED] == (Source.AWAIT, ())
+
+
+def test_first_token_freezes_the_request_wherever_its_blocks_are() -> None:
+    freeze = (Do.ANNOUNCE_MOVING, Do.MUTE)
+    following = source.TABLE[Source.FOLLOW][SourceEvent.FIRST_TOKEN]
+    assert following == (Source.FREEZE, (*freeze, Do.COPY_FINAL))
+    without = source.TABLE[Source.AWAIT][SourceEvent.FIRST_TOKEN]
+    assert without == (Source.HANDOVER, (*freeze, Do.HALT, Do.ADOPT_TOKENS))
+
+
+@pytest.mark.parametrize("state", [Source.FOLLOW, Source.AWAIT])
+@pytest.mark.parametrize("event", [SourceEvent.FINISHED, SourceEvent.CLIENT_GONE, SourceEvent.TARGET_LOST])
+def test_end_during_the_prefill_only_frees_the_target(state: Source, event: SourceEvent) -> None:
+    assert source.TABLE[state][event] == (Source.ABORTED, (Do.CANCEL_TARGET,))
 
 
 @pytest.mark.parametrize("state", Source)

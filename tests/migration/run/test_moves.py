@@ -186,6 +186,10 @@ class FakeLinks:
         size = 0
         for low in range(first, last, blocks):
             await asyncio.sleep(self.pace_s)
+            for _ in range(10):
+                # A copier keeps a chunk until its load is admitted, or over.
+                if self._other._slots.missing(load) is None:
+                    await asyncio.sleep(0)
             high = Blocks(min(low + blocks, last))
             shards = await self._own.gather(key, Blocks(low), high, slots[-1])
             await self._other.put(load, Blocks(low), high, [shard.slot for shard in shards])

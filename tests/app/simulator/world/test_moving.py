@@ -96,18 +96,27 @@ def test_blocks_behind_evicted_ones_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "epoch", "costs", "cause"),
+    ("jobs", "epoch", "fell_back"),
     [
-        ([job("b", at=0.9, prompt=900)], 0, replace(COMPUTES, migration=MIGRATION), Cause.TRANSFER_FAILED),
-        ([job(name, prompt=480, output=400) for name in "ab"], 1, MOVES, Cause.BLOCKS_GONE),
-        ([job("a", prompt=520, output=90), job("b", prompt=440, output=90)], 0, MOVES, Cause.BLOCKS_GONE),
+        ([job(name, prompt=480, output=400) for name in "ab"], 1, False),
+        ([job("a", prompt=520, output=90), job("b", prompt=440, output=90)], 0, True),
     ],
-    ids=["prefills", "waits", "is preempted while it is copied"],
+    ids=["waits", "is preempted while it is copied"],
 )
 def test_a_request_whose_kv_is_not_there_moves_by_tokens(
-    jobs: list[Job], epoch: int, costs: Costs, cause: Cause, monkeypatch: pytest.MonkeyPatch
+    jobs: list[Job], epoch: int, fell_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played, log = world(Scripted({epoch: move("b", 1)}), costs, up=2, nodes_of=1)
+    played, log = world(Scripted({epoch: move("b", 1)}), MOVES, up=2, nodes_of=1)
+    reports = reported_moves(played, monkeypatch)
+    played.run(jobs)
+    assert [each.path for each in log.transfers] == ["tokens"]
+    assert {(each.moved, each.path, each.fell_back, each.cause) for each in reports} == {
+        (True, Path.TOKENS, fell_back, Cause.BLOCKS_GONE)
+    }
+
+
+def reported_moves(played: World, monkeypatch: pytest.MonkeyPatch) -> list[MoveReport]:
+    """The reports of a world's moves, as they come."""
     reports: list[MoveReport] = []
 
     def reported(live: Live, report: MoveReport) -> None:
@@ -115,11 +124,41 @@ def test_a_request_whose_kv_is_not_there_moves_by_tokens(
         World.reported(played, live, report)
 
     monkeypatch.setattr(played, "reported", reported)
-    played.run(jobs)
-    assert [each.path for each in log.transfers] == ["tokens"]
-    assert {(each.moved, each.path, each.fell_back, each.cause) for each in reports} == {
-        (True, Path.TOKENS, True, cause)
-    }
+    return reports
+
+
+PREFILLS = replace(COMPUTES, migration=MIGRATION)
+"""A prefill of 900 tokens takes five steps: four of 110 ms for 200 tokens each, and one of 10 ms."""
+
+
+def test_a_prefill_is_followed_up_to_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    played, log = world(Scripted({0: move("a", 1)}), PREFILLS, up=2)
+    reports = reported_moves(played, monkeypatch)
+    played.run([job("a", at=0.7, prompt=900)])
+    [moved] = log.transfers
+    # At 1 s, 400 tokens are computed, and copied in 0.4 s. The prefill ends at 1.15 s with a token, and 25 more follow.
+    assert (moved.path, moved.outcome, moved.began_s) == ("kv", "moved", 1.0)
+    # Then the rest is copied, 520 tokens in the pause, with a hand-over and a step.
+    assert moved.sent == 920 and moved.stall_s == pytest.approx(0.52 + 0.1 + 0.02)
+    assert {(each.moved, each.path, each.fell_back, each.cause) for each in reports} == {(True, Path.KV, False, None)}
+    life = log.lives["a"]
+    assert life.first_token_s == pytest.approx(1.15) and life.moves == 1
+
+
+def test_the_wait_for_a_prefill_is_no_time_of_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = replace(PREFILLS, migration=replace(MIGRATION, intra=LinkCosts(100_000.0)))
+    played, log = world(Scripted({0: move("a", 1)}), fast, up=2)
+    reports = reported_moves(played, monkeypatch)
+    played.run([job("a", at=0.95, prompt=900)])
+    [moved] = log.transfers
+    took_s = {each.took_s for each in reports}
+    # From 1 s to the first token at 1.4 s there is next to nothing to copy.
+    assert moved.sent == 900 and moved.ended_s > 1.5 > 1.0 + 3 * max(s for s in took_s if s is not None)
+
+
+def test_a_request_that_ends_with_its_first_token_is_not_moved() -> None:
+    log = play([job("a", at=0.7, prompt=900, output=1)], {0: move("a", 1)}, PREFILLS, up=2)
+    assert [(each.outcome, each.completed) for each in log.transfers] == [("ended", False)]
 
 
 def test_without_precopy_the_request_stops_for_the_copy() -> None:
