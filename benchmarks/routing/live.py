@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -61,7 +61,7 @@ class RoutingRun:
     delivered: float | None = None
 
 
-Ask = Callable[[RoutedRequest], Awaitable[RoutedAnswer]]
+T = TypeVar("T")
 
 
 def perform(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
@@ -82,11 +82,11 @@ def perform(system: System, workloads: Sequence[str], seed: int) -> list[Routing
         return asyncio.run(_on_mell(system, workloads, seed))
 
 
-async def send(requests: Sequence[RoutedRequest], ask: Ask) -> list[RoutedAnswer]:
+async def send(requests: Sequence[RoutedRequest], ask: Callable[[RoutedRequest], Awaitable[T]]) -> list[T]:
     """Send the sessions at their times, and each request after the answer before it."""
     began = time.perf_counter()
 
-    async def session(turns: Sequence[RoutedRequest]) -> list[RoutedAnswer]:
+    async def session(turns: Sequence[RoutedRequest]) -> list[T]:
         await asyncio.sleep(max(0.0, turns[0].at_s - (time.perf_counter() - began)))
         answers = []
         for turn in turns:
