@@ -16,19 +16,22 @@ from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from migration.kv.staging import HEADER, HostSegment, Segments
-from migration.protocol.continuing import plain_spec
+from migration.protocol.continuing import plain_spec, to_spec
+from migration.protocol.core_messages import CoreRequest, encode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
-from migration.protocol.messages import SlotRef
+from migration.protocol.messages import PathRequest, SlotRef
 from migration.protocol.ports import Generated, Slot
 from migration.protocol.record import CopyOutcome
-from migration.protocol.request import RequestSpec
+from migration.protocol.request import IngressId, RequestSpec
 from migration.run.donor import CopyOrder
 from migration.run.outputs import running
 from migration.run.slots import Slots
+from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import Bytes, ReplicaId
+from policies.model import Bytes, ReplicaId, RequestId
+from policies.plan import Reason
 from policies.prefix.copies import CopyReason
 from tests.migration.world import LocalPeer
 
@@ -297,3 +300,37 @@ async def test_target_without_room_refuses(cluster: dict[ReplicaId, CachedReplic
     b.host.reserve("others", 60 * BLOCK)
     record = await a.copies.copy(order(spec), B)
     assert (record.outcome, record.cause) == (CopyOutcome.ABORTED, Cause.NO_ROOM)
+
+
+# --- salts --------------------------------------------------------------------------------------------
+
+
+def salted(salt: str | None, id: str = "r", max_tokens: int = 6) -> RequestSpec:
+    request = CoreRequest(id, list(range(10, 60)), sampling_params={"max_tokens": max_tokens}, cache_salt=salt)
+    return to_spec(request, encode_request(request), RequestId(id), "", IngressId(""))
+
+
+async def test_copied_prefix_is_found_with_its_salt_only(cluster: dict[ReplicaId, CachedReplica]) -> None:
+    await cluster[A].answer(salted("mine"))
+    for salt in None, "another":
+        record = await cluster[A].copies.copy(order(salted(salt), str(salt)), B)
+        assert record.cause is Cause.BLOCKS_GONE
+    assert (await cluster[A].copies.copy(order(salted("mine")), B)).sent == 12
+    found = {salt: (await cluster[B].answer(salted(salt, f"{salt}")))[1] for salt in (None, "another", "mine")}
+    assert found == {None: 0, "another": 0, "mine": 48}
+
+
+@pytest.mark.parametrize("path", [PathRequest.KV, PathRequest.TOKENS])
+async def test_moved_request_keeps_its_salt(cluster: dict[ReplicaId, CachedReplica], path: PathRequest) -> None:
+    a, b = cluster[A], cluster[B]
+    a.host.submit(salted("mine", "moving", 100), 0, ())
+    await asyncio.sleep(0.5)
+    a.moves.start(Order("m", RequestId("moving"), path, Reason.MANUAL), B)
+    async with asyncio.timeout(5):
+        while not b.moves.attach(RequestId("moving"), 1, 0):
+            await asyncio.sleep(0.01)
+        while RequestId("moving") not in b.host._ended:
+            await asyncio.sleep(0.01)
+    assert tuple(b.host._ended[RequestId("moving")].outputs) == expected(ids(prompt()), 100)
+    found = {salt: (await b.answer(salted(salt, f"{salt}")))[1] for salt in (None, "another", "mine")}
+    assert found == {None: 0, "another": 0, "mine": 48}
