@@ -279,6 +279,8 @@ class PoolMemory:
             same = underway is not None and (underway.move.source, underway.move.target) == pair
             self.under_way[report.request] = Underway(underway.move if underway is not None and same else move, now)
             return
+        if report.moved:
+            self.router.moved(report.request, *pair, now)
         if underway is not None and (underway.move.source, underway.move.target) == pair:
             del self.under_way[report.request]
             if report.moved:

@@ -1,8 +1,9 @@
 """The prefills that wait on replicas, in seconds of work by prediction.
 
-Every placement adds work to its replica, which does it in order. A request's work is over when the request decodes,
-ends or moves; until then it is over by prediction after the work before it and its own. So the wait of an arrival is
-the time to the predicted end of all work, and no more than the sum of the work that is not over.
+Every placement adds work to its replica, which does it in order. A request's work moves with it, and is over when the
+request decodes, ends or is handed over; until then it is over by prediction after the work before it and its own. So
+the wait of an arrival is the time to the predicted end of all work, and no more than the sum of the work that is not
+over.
 """
 
 from collections.abc import Iterable
@@ -45,6 +46,17 @@ class PrefillQueues:
         queue.total_s -= queue.seconds.pop(request)
         if not queue.seconds:
             del self._queues[replica]
+
+    def move(self, request: RequestId, replica: ReplicaId, now: float) -> None:
+        """Have another replica do the work of a request, if it has any left."""
+        home = self._homes.get(request)
+        if home is not None:
+            self.add(request, replica, self._queues[home].seconds[request], now)
+
+    def of(self, replica: ReplicaId) -> Iterable[RequestId]:
+        """The requests whose work waits on a replica."""
+        queue = self._queues.get(replica)
+        return () if queue is None else queue.seconds.keys()
 
     def forget(self, replica: ReplicaId) -> None:
         """Remove a replica with its work."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -164,6 +165,16 @@ class Router:
     def names(self, request: RequestId) -> Sequence[int]:
         """The names of a request's prompt; none if they are not known."""
         return self._prompts.get(request, ())
+
+    def moved(self, request: RequestId, source: ReplicaId, target: ReplicaId, now: float) -> None:
+        """Note that a request has moved: the blocks that its source has not computed yet will be computed elsewhere."""
+        names = self.names(request)
+        if left := self.tree.promised(source, names):
+            others = (self.names(other) for other in self.queues.of(source) if other != request)
+            wanted = frozenset(chain.from_iterable(others))
+            self.tree.withdraw(source, [name for name in left if name not in wanted])
+            self.tree.promise(target, names)
+        self.queues.move(request, target, now)
 
     def ended(self, request: RequestId) -> None:
         """Forget a request that has ended, or never begun."""

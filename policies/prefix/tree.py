@@ -6,8 +6,9 @@ without its edges. A set is the bits of an integer: every replica has a bit whil
     mirrors     as reported: `apply` adds a replica's change, `forget` removes the replica
     promises    of placements: `promise` notes the blocks that a replica will compute for a prompt
 
-A promise lasts until the replica reports the block as removed, or else for half of its time to all of it: promises are
-in two generations, of which the older one is dropped when half of the time has passed.
+A promise lasts until the replica reports the block as removed, until its last prompt has moved away (`withdraw`), or
+else for half of its time to all of it: promises are in two generations, of which the older one is dropped when half of
+the time has passed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -102,6 +103,21 @@ class PromptTree:
             new, bit = self._promises.new, mirror.bit
             for name in names:
                 new[name] = new.get(name, 0) | bit
+
+    def promised(self, replica: ReplicaId, names: Iterable[int]) -> list[int]:
+        """Those of the blocks that a replica does not have in HBM, and will compute."""
+        mirror = self._mirrors.get(replica)
+        if mirror is None:
+            return []
+        new, old, bit, there = self._promises.new, self._promises.old, mirror.bit, mirror.blocks[Tier.HBM]
+        return [name for name in names if name not in there and (new.get(name, 0) | old.get(name, 0)) & bit]
+
+    def withdraw(self, replica: ReplicaId, names: Sequence[int]) -> None:
+        """Note that a replica will not compute these blocks."""
+        mirror = self._mirrors.get(replica)
+        if mirror is not None:
+            for promised in (self._promises.new, self._promises.old):
+                _clear(promised, mirror.bit, names)
 
     def expire(self, now: float) -> None:
         """Forget promises that are too old at `now`."""

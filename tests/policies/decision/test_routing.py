@@ -1,6 +1,7 @@
 """Placements by content, in small clusters with blocks of ten tokens."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,10 @@ from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
-from policies.plan import Move, Path, Reason
+from policies.plan import Move, MoveReport, Path, Reason
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Matched, Routing
+from policies.prefix.tree import HeldPrefix
 from policies.rules.registry import POLICIES
 
 A, B, C = (ReplicaId(name) for name in "abc")
@@ -95,6 +97,26 @@ def test_prompts_that_arrive_together_follow_each_others_promises() -> None:
     assert first == B
     follower = place(made, arrival("q", 151, (*PROMPT, 7, 8, 9, 10, 11)), 1.5)
     assert follower == Place(B, Matched(Tokens(100), Tokens(100)))
+
+
+def test_a_queued_request_that_moves_takes_its_promise_along() -> None:
+    made = memory({A: [200], B: [300]}, {A: [], B: []})
+    tails = {"p": (*PROMPT, 1, 2), "q": (*PROMPT[:5], 3, 4)}
+    for name, names in tails.items():
+        assert home(place(made, arrival(name, 10 * len(names) + 1, names), 0.0)) == B
+    both = made.router.queues.wait_s(B, 0.0)
+    waiting = [Resident(B, RequestLoad(RequestId(name), "", Tokens(100), Phase.WAITING, 0.0, 0)) for name in tails]
+    moved = replace(waiting[0], replica=A)
+    pool = Pool(capacity=CAPACITY, min_replicas=2, max_replicas=2)
+    decide_pool(made, PoolReport(pool, requests=tuple(waiting)), 0.1)
+    report = MoveReport(RequestId("p"), B, A, moved=True, path=Path.TOKENS)
+    decide_pool(made, PoolReport(pool, requests=(moved,), moves=(report,)), 0.2)
+
+    held = made.router.tree.match(tails["p"])
+    assert held == {A: HeldPrefix(12), B: HeldPrefix(5)}, "the other one still computes what they share there"
+    assert made.router.tree.match(tails["q"]) == {A: HeldPrefix(5), B: HeldPrefix(7)}
+    assert 0 < made.router.queues.wait_s(B, 0.2) < both and made.router.queues.wait_s(A, 0.2) > 0
+    made.router.tree.check_integrity()
 
 
 def test_a_popular_prefix_does_not_gather_all_prompts_on_one_replica() -> None:

@@ -38,6 +38,18 @@ def test_a_request_waits_on_one_replica() -> None:
     assert list(queues.waiting()) == []
 
 
+def test_work_moves_with_its_request() -> None:
+    queues = PrefillQueues()
+    queues.add(RequestId("p"), A, 2.0, now=0.0)
+    queues.add(RequestId("q"), A, 3.0, now=0.0)
+    queues.move(RequestId("p"), B, now=0.0)
+    queues.move(RequestId("nobody"), B, now=0.0)
+    assert (queues.wait_s(A, 0.0), queues.wait_s(B, 0.0)) == (3.0, 2.0)
+    assert list(queues.of(A)) == [RequestId("q")] and list(queues.of(B)) == [RequestId("p")]
+    queues.end(RequestId("p"))
+    assert not list(queues.of(B)) and queues.wait_s(B, 0.0) == 0.0
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([A, B]), st.floats(0, 9), st.booleans()), max_size=30))
 def test_waits_are_never_longer_than_the_work_and_empty_queues_have_none(
     events: list[tuple[int, ReplicaId, float, bool]],

@@ -61,6 +61,18 @@ def test_a_promise_ends_when_its_block_has_been_there_and_is_removed() -> None:
     assert made.match([1]) == {B: HeldPrefix(1)}
 
 
+def test_a_promise_is_taken_back() -> None:
+    made = tree(a=stored([1]), b=stored())
+    made.promise(A, [1, 2])
+    made.promise(B, [1, 2, 3])
+    assert made.promised(A, [1, 2, 3]) == [2], "it has the first one"
+    assert made.promised(B, [1, 2, 3]) == [1, 2, 3] and made.promised(C, [1]) == []
+    made.withdraw(B, [2, 3])
+    made.withdraw(C, [1])
+    made.check_integrity()
+    assert made.match([1, 2, 3]) == {A: HeldPrefix(2), B: HeldPrefix(1)}
+
+
 @given(st.integers(1, 100), st.lists(st.integers(1, 60), min_size=1, max_size=40))
 def test_promises_last_for_half_of_their_time_at_least_and_not_for_ever(kept_s: int, steps: list[int]) -> None:
     made, now = PromptTree(kept_s), 0.0
