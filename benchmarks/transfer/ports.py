@@ -184,8 +184,9 @@ class SingleRequestHost:
         """See `SourceHost`."""
         return 1
 
-    def accept(self, message: Prepare) -> None:
+    def accept(self, message: Prepare) -> Tokens:
         """See `TargetHost`."""
+        return Tokens(0)
 
     async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None) -> None:
         """See `TargetHost`."""
@@ -193,7 +194,7 @@ class SingleRequestHost:
     def announce(self, event: Moving | Moved | Doubt) -> None:
         """See `SourceHost`."""
 
-    def reserve(self, migration: str, context: int) -> None:
+    def reserve(self, migration: str, tokens: Tokens) -> None:
         """See `TargetHost`."""
 
     def abort(self, request: RequestId, hop: int) -> None:

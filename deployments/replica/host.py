@@ -9,8 +9,9 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
 from deployments.replica.contexts import PastContexts
@@ -58,6 +59,7 @@ class Run:
     """Set once the run is halted behind a token, or has ended."""
     extras: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
     """Those of this run's steps (see `migration.protocol.request.Extras`)."""
+    prompt_names: Sequence[int] | None = field(default=None, repr=False)
 
     @property
     def decodes(self) -> bool:
@@ -73,6 +75,12 @@ class Run:
     def context(self) -> int:
         """Prompt and output tokens."""
         return self.spec.prompt_tokens + len(self.outputs)
+
+    def names(self, engine: Engine) -> Sequence[int]:
+        """The names of the blocks of its prompt; computed once, if at all."""
+        if self.prompt_names is None:
+            self.prompt_names = engine.names(self.spec, ())
+        return self.prompt_names
 
     @property
     def extra_bytes(self) -> int:
@@ -301,22 +309,26 @@ class RequestHost:
 
     # --- TargetHost -----------------------------------------------------------------------------------
 
-    def accept(self, message: Prepare) -> None:
-        """See `TargetHost.accept`."""
+    def accept(self, message: Prepare) -> Tokens:
+        """See `TargetHost.accept`. Shared blocks are looked for only where room is scarce."""
         if self.stopping:
             raise Stopping("the replica is stopping")
         if message.spec.id in self._runs:
             raise Refused("the request runs here already", Cause.ALREADY_THERE)
-        self.require_room(message.spec.prompt_tokens + len(message.outputs))
+        tokens = message.spec.prompt_tokens + len(message.outputs)
+        if self._left() < tokens:
+            tokens -= self._shared(message.spec, message.outputs)
+        self.require_room(tokens)
+        return Tokens(tokens)
 
     def require_room(self, tokens: int) -> None:
         """Raise Refused unless there is room for that many tokens beside all reservations."""
-        if self._room() - sum(self._reserved.values()) < tokens:
+        if self._left() < tokens:
             raise Refused(f"no room for {tokens} tokens", Cause.NO_ROOM)
 
-    def reserve(self, migration: str, context: int) -> None:
+    def reserve(self, migration: str, tokens: Tokens) -> None:
         """See `TargetHost.reserve`."""
-        self._reserved[migration] = context
+        self._reserved[migration] = tokens
 
     def release(self, migration: str) -> None:
         """See `TargetHost.release`."""
@@ -339,6 +351,23 @@ class RequestHost:
 
     # --- inside ---------------------------------------------------------------------------------------
 
+    def _left(self) -> int:
+        """The room beside all reservations, in tokens."""
+        return self._room() - sum(self._reserved.values())
+
+    def _shared(self, spec: RequestSpec, outputs: tuple[int, ...]) -> int:
+        """The tokens of a context's first blocks that are in the prefix cache, and that decoding requests use."""
+        names, size = self._engine.names(spec, outputs), self._engine.fingerprint.block_size
+        # An engine computes the last token of a context, and with it the block that this token ends.
+        usable = (spec.prompt_tokens + len(outputs) - 1) // size
+        queued = self._queued()
+        used = (
+            _common(names, run.names(self._engine))
+            for run in self._runs.values()
+            if run.decodes and not run.halted and run.key not in queued
+        )
+        return min(max(used, default=0), self._engine.present(spec, outputs).hbm, usable) * size
+
     @property
     def reserved_tokens(self) -> Tokens:
         """Room reserved for requests on their way here."""
@@ -351,8 +380,7 @@ class RequestHost:
     def loads(self) -> Iterator[RequestLoad]:
         """The loads of all requests, for policies."""
         now = self._clock()
-        computing = [run for run in self._runs.values() if not run.halted]
-        queued = queued_keys(computing, self._engine.stats().waiting, self._by_priority)
+        queued = self._queued()
         for run in self._runs.values():
             phase = Phase.WAITING if run.key in queued else Phase.DECODE if run.decodes else Phase.PREFILL
             phase = Phase.MOVING if run.muted else phase
@@ -367,6 +395,11 @@ class RequestHost:
                 precedence=run.spec.precedence,
                 adapter=run.spec.adapter_id,
             )
+
+    def _queued(self) -> set[str]:
+        """The keys of the runs without KV blocks."""
+        computing = [run for run in self._runs.values() if not run.halted]
+        return queued_keys(computing, self._engine.stats().waiting, self._by_priority)
 
     @property
     def _computes(self) -> bool:
@@ -476,6 +509,11 @@ class RequestHost:
         while len(self._ended) > _REMEMBERED or self._ended_bytes > _REMEMBERED_BYTES:
             _, forgotten = self._ended.popitem(last=False)
             self._ended_bytes -= forgotten.extra_bytes
+
+
+def _common(names: Sequence[int], others: Sequence[int]) -> int:
+    """The number of names at the beginning of both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(names, others, strict=False)))
 
 
 def queued_keys(runs: Iterable[Run], waiting: int, by_priority: bool = False) -> set[str]:

@@ -104,12 +104,15 @@ class SourceHost(Protocol):
 class TargetHost(Protocol):
     """The requests of the replica that a migration enters."""
 
-    def accept(self, message: Prepare) -> None:
-        """Raises Refused if the request cannot come here; nothing has changed either way."""
+    def accept(self, message: Prepare) -> Tokens:
+        """The room that the request needs, without the blocks that it would share with running requests.
+
+        Raises Refused if the request cannot come here; nothing has changed either way.
+        """
         ...
 
-    def reserve(self, migration: str, context: int) -> None:
-        """Keep room for a context of that many tokens, until `release`."""
+    def reserve(self, migration: str, tokens: Tokens) -> None:
+        """Keep that much room, until `release`."""
         ...
 
     def release(self, migration: str) -> None:

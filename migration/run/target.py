@@ -25,7 +25,7 @@ from migration.protocol.request import RequestSpec
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
 from policies.causes import Cause
-from policies.model import Blocks, RequestId
+from policies.model import Blocks, RequestId, Tokens
 from policies.plan import Path
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class TargetRun:
         self._on_end = on_end
         self._session = target.new_session()
         self._outputs = list(message.outputs)
+        self._room = Tokens(0)
+        """The room that the host keeps for the request."""
         self._rounds = asyncio.Condition()
         self._begun = self._ended = self._loaded = 0
         """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
@@ -108,7 +110,7 @@ class TargetRun:
         """Agree on a path and reserve room. Raises Refused."""
         try:
             path = agree(self._message, self._blocks.fingerprint)
-            self._host.accept(self._message)
+            self._room = self._host.accept(self._message)
         except Refused:
             self.post(TargetEvent.PREPARE_REFUSED)
             raise
@@ -282,7 +284,7 @@ class TargetRun:
         message = self._message
         match command:
             case TargetCommand.RESERVE:
-                self._host.reserve(message.migration, message.spec.prompt_tokens + len(self._outputs))
+                self._host.reserve(message.migration, self._room)
             case TargetCommand.RELEASE:
                 self._host.release(message.migration)
             case TargetCommand.STOP_LOADING:

@@ -427,8 +427,7 @@ def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:
 def _is_sensible(memory: PoolMemory, move: Move) -> bool:
     """False between different models, for a request on the move, and for a drain while a replica is starting.
 
-    Also false if the request would wait at its target for its adapter, unless its own replica is about to stop, and
-    if it shares blocks there without which it would not fit: targets ask for room for the whole context.
+    Also false if the request would wait at its target for its adapter, unless its own replica is about to stop.
     """
     statuses, cluster = memory.statuses, memory.cluster
     source, target = statuses.get(move.source), statuses.get(move.target)
@@ -436,9 +435,7 @@ def _is_sensible(memory: PoolMemory, move: Move) -> bool:
     pointless = move.reason is Reason.DRAIN and cluster.is_starting()
     request, replica = cluster.requests[move.request], cluster.replicas[move.target]
     waits = move.reason is not Reason.EVACUATE and not replica.takes_adapter(request.adapter)
-    added = cluster.size_on(request, replica)
-    refused = memory.terms.moves_take_time and added < request.tokens > replica.free + added
-    return not (incompatible or pointless or waits or refused) and move.request not in memory.under_way
+    return not (incompatible or pointless or waits) and move.request not in memory.under_way
 
 
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:

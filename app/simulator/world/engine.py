@@ -197,11 +197,10 @@ class SimulatedEngine:
         return self.cache.active(live.job.context[: (live.need - 1) // self.cache.block_tokens])
 
     def reserve(self, request: RequestId, tokens: float, now: float, shared: float = 0.0) -> bool:
-        """Promise room to a request on its way here; False if there is not enough for all of its tokens.
-
-        As in a live replica, there has to be room for the `shared` ones, too, which running requests have here.
+        """Promise room to a request on its way here; False if there is not enough beside the `shared` tokens, which
+        running requests have here.
         """
-        if self._memory is not Memory.UNBOUNDED and self.free(now) < tokens:
+        if self._memory is not Memory.UNBOUNDED and self.free(now) < tokens - shared:
             return False
         self.reserved[request] = tokens - shared
         self._still += tokens - shared

@@ -339,6 +339,7 @@ async def test_reset_keeps_blocks_in_use() -> None:
 async def test_deleted_blocks_are_not_found_and_running_requests_keep_theirs() -> None:
     desk = await Desk.open()
     names = [name_of(digest) for digest in digests(prompt(16), 4)]
+    assert desk.engine.names(plain_spec("any", prompt(16)[:12], 1), prompt(16)[12:]) == names
     desk.ask("runs", prompt(16), 10)
     await asyncio.sleep(0.030)
     assert set(names) <= set(desk.engine.mirror.hbm.counts)

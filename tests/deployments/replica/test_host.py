@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 from msgspec import structs
 
-from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
+from deployments.engine.port import EngineDead, EngineStats, InvalidRequest, RequestFailed, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
+from migration.kv.cache_events import BlocksStored
 from migration.protocol.core_messages import Adapter, Prefilled
 from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink
 from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent, Trait
 from policies.causes import Cause
-from policies.model import Blocks, Phase, ReplicaId, RequestId
+from policies.model import Blocks, Phase, ReplicaId, RequestId, Tokens
 from tests.deployments.engine.fake_engine import FakeEngine
 from tests.migration.world import spec
 
@@ -32,6 +33,7 @@ class StepEngine(FakeEngine):
         self.tails: list[Tail | None] = []
         self.discarded: list[str] = []
         self.ended: list[str] = []
+        self.waiting = 0
         self._sinks: dict[str, OutputSink] = {}
 
     def add(
@@ -51,6 +53,9 @@ class StepEngine(FakeEngine):
 
     def discard(self, tail: str) -> None:
         self.discarded.append(tail)
+
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), waiting=self.waiting)
 
     async def step(self, *tokens: int, finish: str | None = None, key: str = "r.0") -> None:
         await self.give(Generated(tokens, finish), key)
@@ -626,7 +631,7 @@ def refusal(host: RequestHost, message: Prepare) -> tuple[Cause, str]:
 async def test_room_is_that_of_the_engine_less_promised_room() -> None:
     host = make_desk(room=100).host
     host.accept(prepare(prompt=90, outputs=(1,) * 10))
-    host.reserve("m", 60)
+    host.reserve("m", Tokens(60))
     assert host.reserved_tokens == 60
     host.accept(prepare(prompt=40))
     assert refusal(host, prepare(prompt=41)) == (Cause.NO_ROOM, "no room for 41 tokens")
@@ -634,6 +639,52 @@ async def test_room_is_that_of_the_engine_less_promised_room() -> None:
     host.release("m")
     host.accept(prepare(prompt=100))
     assert host.reserved_tokens == 0
+
+
+async def sharing(cached: int = 10, room: int = 12) -> Desk:
+    """A desk with little room, whose request r decodes behind a prompt of ten blocks, of which so many are cached."""
+    desk = await running(1, room=room)
+    desk.engine._mirror(BlocksStored(list(desk.engine.names(spec(), ()))[:cached]))
+    return desk
+
+
+def like_r(prompt: int) -> Prepare:
+    """The migration of a request whose prompt begins like that of r, or is its beginning."""
+    return replace(prepare(), spec=replace(spec("r", prompt), id=RequestId("new")))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "needed"),
+    [(51, 10, 11), (52, 10, 12), (20, 10, 4), (39, 7, 11)],
+    ids=["all of r's blocks", "and all of the room", "not the block that its last token ends", "those in the cache"],
+)
+async def test_blocks_of_running_requests_need_no_room(prompt: int, cached: int, needed: int) -> None:
+    desk = await sharing(cached)
+    assert desk.host.accept(like_r(prompt)) == needed
+    desk.host.reserve("m", Tokens(needed))
+    assert refusal(desk.host, prepare(prompt=13 - needed)) == (Cause.NO_ROOM, f"no room for {13 - needed} tokens")
+
+
+async def test_where_there_is_enough_room_it_is_kept_for_the_whole_context() -> None:
+    desk = await sharing(room=60)
+    assert desk.host.accept(like_r(51)) == 51
+    desk.host.reserve("m", Tokens(51))
+    assert refusal(desk.host, like_r(51)) == (Cause.NO_ROOM, "no room for 11 tokens")
+
+
+@pytest.mark.parametrize("state", ["preempted", "halted", "ended"])
+async def test_blocks_that_no_running_request_has_need_room(state: str) -> None:
+    """They are in the prefix cache yet, and free: whoever needs memory takes them."""
+    desk = await sharing()
+    match state:
+        case "preempted":
+            desk.engine.waiting = 1
+        case "halted":
+            desk.host.mute(R, 0)
+            desk.host.halt(R, 0)
+        case "ended":
+            await desk.engine.step(1, finish="stop")
+    assert refusal(desk.host, like_r(40)) == (Cause.NO_ROOM, "no room for 40 tokens")
 
 
 async def test_request_that_runs_here_cannot_come() -> None:

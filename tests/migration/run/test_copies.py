@@ -30,7 +30,7 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import Bytes, ReplicaId, RequestId
+from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
 from tests.migration.world import LocalPeer
@@ -297,7 +297,7 @@ async def test_copy_needs_equal_caches(cluster: dict[ReplicaId, CachedReplica]) 
 async def test_target_without_room_refuses(cluster: dict[ReplicaId, CachedReplica]) -> None:
     a, b, spec = cluster[A], cluster[B], prompt()
     await a.answer(spec)
-    b.host.reserve("others", 60 * BLOCK)
+    b.host.reserve("others", Tokens(60 * BLOCK))
     record = await a.copies.copy(order(spec), B)
     assert (record.outcome, record.cause) == (CopyOutcome.ABORTED, Cause.NO_ROOM)
 
