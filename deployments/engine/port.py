@@ -152,7 +152,7 @@ class Engine(Protocol):
         """The number of first tokens of the running request `key` whose KV its blocks have; None: it has no blocks.
 
         Raises:
-            TransferFailed: the engine could not say.
+            TransferFailed: the engine does not answer.
         """
         ...
 
@@ -162,7 +162,7 @@ class Engine(Protocol):
         Waits on for a request that waits, is preempted, or is not known yet or any more.
 
         Raises:
-            TransferFailed: the engine could not say.
+            TransferFailed: the engine does not answer.
         """
         ...
 
