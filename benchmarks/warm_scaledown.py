@@ -13,6 +13,7 @@ the one after it.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ RATE = 0.8
 CLOSED_S = 90.0
 WINDOW_S = 60.0
 """The times of the scale-down, and of the windows before and after it, in seconds."""
+ANSWER_S = 25.0
+"""Longer than any answer takes, in seconds; conversations end with the last window."""
 GONE_S = 60.0
 """The longest wait for the end of the replica, in seconds."""
 
@@ -147,7 +150,9 @@ async def _measure(system: str, blocks: int, seed: int) -> ScaledownRun:
         turns.append(TurnSample(at_s, len(request.prompt), cached_tokens(taken.text), taken.ttft))
 
     closing = None if system == "none" else asyncio.create_task(_close_one())
-    await send(conversations(seed), ask)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSED_S + WINDOW_S + ANSWER_S):
+            await send(conversations(seed), ask)
     return ScaledownRun(system, blocks, seed, tuple(turns), None if closing is None else await closing)
 
 

@@ -50,7 +50,7 @@ class Evacuations:
                 return
             async with asyncio.timeout(EVACUATION_S + 1.0):
                 done = await self._replicas.at(donor).evacuate(copies, EVACUATION_S, self._fence)
-        except (MigrationError, TimeoutError) as error:
+        except Exception as error:  # The replica has to stop, whatever is wrong here.
             log.warning("the cache of replica %s is lost with it: %r", donor, error)
             return
         log.info(

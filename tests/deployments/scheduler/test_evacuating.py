@@ -100,7 +100,7 @@ async def test_replica_stops_without_copies(contexts: dict[str, Any], free: dict
     assert caches.ordered == []
 
 
-@pytest.mark.parametrize("fault", [PeerLost("dead"), "silent"])
+@pytest.mark.parametrize("fault", [PeerLost("dead"), ValueError("a defect"), "silent"])
 async def test_failed_copies_do_not_keep_the_replica(fault: Any) -> None:
     caches, began = Caches(a=(HOT,), b=()), asyncio.get_running_loop().time()
     caches.fault = fault
