@@ -113,6 +113,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         cache.dram_gib,
         cache.pin_share,
         _scheduler_config(settings).evacuates,
+        cache.recompute_s,
     )
 
 

@@ -129,6 +129,7 @@ def _run(system: str, blocks: int, seed: int) -> ScaledownRun:
         "scheduler": {"policy": "worst_fit", "mode": "off", "epoch_s": 0.5},
         "deployment_config": {
             "num_cpus": 0.05,
+            "graceful_shutdown_timeout_s": 10.0,
             "autoscaling_config": {"min_replicas": 1, "initial_replicas": REPLICAS, "max_replicas": REPLICAS},
         },
         "ingress": {"frontend_kwargs": {"enable_prompt_tokens_details": True}},

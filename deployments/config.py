@@ -172,6 +172,13 @@ class CacheSettings(SettingsSection):
         "engine.",
     )
 
+    recompute_s: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds between two recomputations of a cached context by an idle replica, which compares the "
+        "next token with that of the cache; 0: none.",
+    )
+
 
 class ServiceLevelSettings(SettingsSection):
     """The level of service that the scheduler keeps with as few replicas as possible; null: no level."""
@@ -361,7 +368,7 @@ class EngineConfig:
     cache, which is audited every `audit_s` seconds, and has a tier of `dram_gib` GiB of host memory, of which pins hold
     at most `pin_share`. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A
     replica starts only if its engine can load all `adapters`. If it `evacuates`, it remembers the contexts in its
-    cache, to copy them before it stops.
+    cache, to copy them before it stops. It recomputes one every `recompute_s` seconds while it is idle; 0: none.
     """
 
     model_id: str
@@ -375,6 +382,7 @@ class EngineConfig:
     dram_gib: float = 0.0
     pin_share: float = 0.25
     evacuates: bool = False
+    recompute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

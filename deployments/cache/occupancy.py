@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from deployments.cache.mirror import Mirror
@@ -34,6 +35,16 @@ def occupancy(total: Blocks, free: Blocks, named: int, partial: int) -> Occupanc
     active = total - free
     historical = min(free, max(0, named - max(0, active - partial)))
     return Occupancy(Blocks(active), Blocks(historical), Blocks(free - historical))
+
+
+class Recomputed(StrEnum):
+    """How a recomputation of a cached context ended."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    """The blocks were wrong, and are deleted."""
+    SKIPPED = "skipped"
+    """The blocks had left the cache, or the engine could not compute both."""
 
 
 @dataclass(frozen=True, slots=True)

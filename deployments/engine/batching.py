@@ -36,6 +36,7 @@ class BatchedSequence:
     """Those of the context's first full blocks, computed on demand."""
     salt: str | None = None
     """A text that keeps the blocks of equal contexts apart."""
+    reads_cache: bool = True
     cached: int | None = None
     """The number of tokens that the prefix cache had when the run was admitted first."""
     digest: ContextDigest = field(default_factory=ContextDigest)
@@ -213,7 +214,8 @@ class BatchScheduler:
             return False
         sequence = self.waiting[0]
         # The last token is always computed, since this yields the next one.
-        cached = self.pool.match(self._digests(sequence, (len(sequence.context) - 1) // self._size))
+        usable = (len(sequence.context) - 1) // self._size if sequence.reads_cache else 0
+        cached = self.pool.match(self._digests(sequence, usable))
         missing = self._pace.blocks(len(sequence.context)) - len(cached)
         if self.pool.room_beside(cached) < missing:
             return False

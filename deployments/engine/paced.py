@@ -143,6 +143,7 @@ class PacedEngine:
         by_priority = self._pace.scheduling_policy == "priority"
         priority, salt = spec.priority if by_priority else 0, request.cache_salt
         sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, priority, salt=salt)
+        sequence.reads_cache = not request.sampling.get("skip_reading_prefix_cache", False)
         if tail is not None:
             sequence.tail, sequence.tail_first = held, tail.first
         self._outputs[key] = _Output(sequence, sequence.end, sink, request.sampling.get("logprobs"), len(context))

@@ -1,36 +1,40 @@
 """The metrics of a replica's prefix cache."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from deployments.cache.mirror import Resync
-from deployments.cache.occupancy import CacheReport
+from deployments.cache.occupancy import CacheReport, Recomputed
 from deployments.metrics.exposition import Family, expose
 from migration.protocol.record import CopyCounts, CopyOutcome
 from policies.prefix.copies import CopyReason
 
 CACHE_TOKENS = "Prompt tokens of requests, by stage: on replicas prompt and delivered, before them the others."
 """The help of a metric of which the scheduler and the replicas export different stages."""
-
-
 COPIES = "Copies of cached prefixes to other replicas that ended, by reason and outcome."
 COPY_BYTES = "KV bytes sent by copies of cached prefixes."
 """The helps of metrics that the scheduler exports for the copies of replicas that stop: their own end with them."""
 
 
-def expose_cache(report: CacheReport, made: CopyCounts, replica: str) -> tuple[Family, ...]:
-    """The metrics of a replica's cache, and of the copies that it has made, labelled with `replica`, its id."""
-    return expose(_Cache(report, made), {"replica": replica})
+def expose_cache(
+    report: CacheReport, made: CopyCounts, recomputed: Mapping[Recomputed, int], replica: str
+) -> tuple[Family, ...]:
+    """The metrics of a replica's cache, of the copies that it has made, and of the contexts that it has `recomputed`.
+
+    Their label `replica` is the replica's id.
+    """
+    return expose(_Cache(report, made, recomputed), {"replica": replica})
 
 
 class _Cache:
-    """A registry of the numbers in a report, and of copies."""
+    """A registry of the numbers in a report, of copies and of recomputations."""
 
-    def __init__(self, report: CacheReport, made: CopyCounts) -> None:
+    def __init__(self, report: CacheReport, made: CopyCounts, recomputed: Mapping[Recomputed, int]) -> None:
         self._report = report
         self._made = made
+        self._recomputed = recomputed
 
     def collect(self) -> Iterable[Metric]:
         report = self._report
@@ -58,6 +62,12 @@ class _Cache:
         for reason in Resync:
             resyncs.add_metric((reason,), report.resyncs.get(reason, 0))
         yield resyncs
+        recomputed = CounterMetricFamily(
+            "mell_cache_recomputations", "Recomputations of cached contexts, by outcome.", labels=("outcome",)
+        )
+        for outcome in Recomputed:
+            recomputed.add_metric((outcome,), self._recomputed.get(outcome, 0))
+        yield recomputed
 
     def _copies(self) -> Iterable[Metric]:
         copies = CounterMetricFamily(

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import random
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.peers import PeerConnections
 from deployments.replica.pool import ReplicaPool
+from deployments.replica.recomputing import Recomputation
 from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
@@ -126,9 +128,10 @@ class EngineReplica:
         self._outboxes = Outboxes(time.monotonic)
         self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit, self._lacks)
         by_priority = engine.kwargs.get("scheduling_policy") == "priority"
-        evacuates = engine.evacuates and self._engine.mirror.off is None
-        memory = BYTES_PER_TOKEN * self._engine.stats().capacity_tokens if evacuates else 0
+        remembers = (engine.evacuates or engine.recompute_s > 0) and self._engine.mirror.off is None
+        memory = BYTES_PER_TOKEN * self._engine.stats().capacity_tokens if remembers else 0
         contexts = PastContexts(memory, time.monotonic)
+        self._recomputation = Recomputation(self._engine, contexts, random.Random())
         self._host = RequestHost(
             self._engine,
             self._outboxes,
@@ -163,6 +166,8 @@ class EngineReplica:
         self._peers = PeerConnections(self._id, lambda peer: replicas.at(peer, routed=False).tasks(), replicas.forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
+        if engine.recompute_s:
+            self._tasks.append(asyncio.create_task(self._recompute(engine.recompute_s)))
         if engine.standby:
             self._tasks.append(asyncio.create_task(keep_standby()))
         freeze_heap()
@@ -221,7 +226,7 @@ class EngineReplica:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
-        cache = expose_cache(self._cache(), self._copies.made, self._id)
+        cache = expose_cache(self._cache(), self._copies.made, self._recomputation.ended, self._id)
         return (*await asyncio.to_thread(expose_engine, self._id), *cache)
 
     # --- for the ingress ------------------------------------------------------------------------------
@@ -433,6 +438,13 @@ class EngineReplica:
         if fence < self._fence:
             raise Refused(f"a newer scheduler is at work (fence {self._fence}, yours {fence})", Cause.SUPERSEDED)
         self._fence = fence
+
+    async def _recompute(self, period_s: float) -> None:
+        """Recompute a cached context every `period_s` seconds, unless a request is here or on its way."""
+        while True:
+            await asyncio.sleep(period_s)
+            if not (any(self._host.loads()) or self._pending or self._host.stopping):
+                await self._recomputation.check()
 
     async def _watch(self) -> None:
         """Check the state that no call reports: preemptions, a hung engine, lost ingresses, and a stop by Serve."""

@@ -16,6 +16,9 @@ from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 NOTHING: Mapping[str, Any] = {}
 
+_LIKELIEST = 4
+"""The number of likeliest tokens whose logprobs come with the token of a probe."""
+
 _OF_THE_PROMPT = ("prompt_logprobs", "prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache")
 """Sampling parameters that demand a computation of the whole prompt: its result came with the first token."""
 
@@ -77,6 +80,28 @@ def plain_spec(
     params = {"max_tokens": max_tokens, "temperature": 0.0, **sampling}
     request = CoreRequest(id, list(prompt), sampling_params=params)
     return to_spec(request, encode_request(request), RequestId(id), label, IngressId(ingress))
+
+
+def probe(spec: RequestSpec, outputs: tuple[int, ...], end: int, reads_cache: bool) -> RequestSpec | None:
+    """A greedy request for the token behind the first `end` tokens of a context and the one after these.
+
+    Its blocks have the names of the request's own; without `reads_cache` it computes all of them. None if the context
+    has more than tokens, or `end` is 0.
+    """
+    request = decode_request(spec.body)
+    if not end or request.has_media or bytes(request.prompt_embeds) != bytes(NIL):
+        return None
+    sampling = {"max_tokens": 1, "temperature": 0.0, "logprobs": _LIKELIEST, "ignore_eos": True}
+    if not reads_cache:
+        sampling["skip_reading_prefix_cache"] = True
+    made = CoreRequest(
+        spec.id,
+        request.context(outputs)[: end + 1],
+        sampling_params=sampling,
+        lora_request=request.lora_request,
+        cache_salt=request.cache_salt,
+    )
+    return to_spec(made, encode_request(made), spec.id, "", IngressId(""))
 
 
 def continued(

@@ -52,7 +52,7 @@ def exported() -> dict[str, set[str]]:
     mirror = Mirror()
     mirror.take(0, [PoolContents(b"")])
     cache = merge(
-        [expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), CopyCounts(), "a")]
+        [expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), CopyCounts(), {}, "a")]
     ).decode()
     for family in text_string_to_metric_families(cache):
         names |= {sample.name: set(sample.labels) for sample in family.samples}

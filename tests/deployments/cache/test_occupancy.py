@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.cache.mirror import Mirror
-from deployments.cache.occupancy import CacheReport, Occupancy, cache_report, occupancy
+from deployments.cache.occupancy import CacheReport, Occupancy, Recomputed, cache_report, occupancy
 from deployments.metrics.cache import expose_cache
 from deployments.metrics.exposition import merge
 from migration.kv.cache_events import BlocksStored, HostStored, PoolContents, encode_names
@@ -74,7 +74,7 @@ def test_cache_that_is_not_followed_has_a_reason_and_no_blocks() -> None:
 
 def exposed(mirror: Mirror, made: CopyCounts | None = None, host: int = 0) -> dict[tuple[str, ...], float]:
     made = made or CopyCounts()
-    text = merge([expose_cache(report(mirror, host), made, "a")]).decode()
+    text = merge([expose_cache(report(mirror, host), made, {Recomputed.DIFFERENT: 2}, "a")]).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert all(sample.labels.pop("replica") == "a" for sample in samples)
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
@@ -101,6 +101,9 @@ def test_metrics() -> None:
         ("mell_cache_resyncs_total", "start"): 1,
         ("mell_cache_resyncs_total", "events_lost"): 0,
         ("mell_cache_resyncs_total", "audit"): 0,
+        ("mell_cache_recomputations_total", "equal"): 0,
+        ("mell_cache_recomputations_total", "different"): 2,
+        ("mell_cache_recomputations_total", "skipped"): 0,
     }
     assert exposed(Mirror("the prefix cache is off")) == tokens
 

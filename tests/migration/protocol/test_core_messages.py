@@ -18,7 +18,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from migration.protocol.continuing import continued, loading, plain_spec, to_spec
+from migration.protocol.continuing import continued, loading, plain_spec, probe, to_spec
 from migration.protocol.core_messages import (
     PREFILL_STATS,
     Adapter,
@@ -214,6 +214,29 @@ def test_a_load_has_the_whole_prompt_of_media() -> None:
     assert decoded(loading(seen, "name", (8, 9), {"load": "m.1"}, 7)).prompt_token_ids == [5, 6, 6, 6, 6, 7, 8]
     (feature,) = decoded(continued(seen, "name", "key", (8, 9))).mm_features or []
     assert feature == image
+
+
+@pytest.mark.parametrize("reads_cache", [True, False])
+def test_a_probe_has_the_names_of_its_request_and_one_greedy_token(reads_cache: bool) -> None:
+    params = SamplingParams(max_tokens=9, seed=3, min_tokens=2)
+    asked = EngineCoreRequest("r", [5, 6, 7], None, params, None, 0.0, RICH.lora_request, "salt", None)
+    made = probe(spec(asked), (8, 9), 4, reads_cache)
+    assert made is not None and (made.prompt_tokens, made.max_tokens) == (5, 1)
+    sent = decoded(made.body)
+    assert (sent.prompt_token_ids, sent.cache_salt) == ([5, 6, 7, 8, 9], "salt")
+    assert made.adapter == spec(asked).adapter is not None and sent.lora_request == RICH.lora_request
+    expected = SamplingParams(max_tokens=1, temperature=0.0, logprobs=4, ignore_eos=True)
+    assert sent.sampling_params is not None
+    assert bool(sent.sampling_params.skip_reading_prefix_cache) is not reads_cache
+    expected.skip_reading_prefix_cache = sent.sampling_params.skip_reading_prefix_cache
+    assert sent.sampling_params == expected
+
+
+def test_nothing_but_tokens_is_probed() -> None:
+    image = MultiModalFeatureSpec(None, "image", "hash", PlaceholderRange(1, 4))
+    request = EngineCoreRequest("r", [5, 6, 6, 6, 6, 7], [image], SamplingParams(max_tokens=9), None, 0.0, *[None] * 3)
+    assert probe(spec(request), (), 4, True) is None
+    assert probe(spec(), (), 0, True) is None
 
 
 # --- outputs ------------------------------------------------------------------------------------------
