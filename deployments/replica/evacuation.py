@@ -66,6 +66,9 @@ class Evacuator:
                     continue
                 id, outputs = uuid.uuid4().hex[:16], tuple(context.outputs)
                 try:
+                    if context.spec.adapter is not None:
+                        # Its files may be gone by now, and then a request with it would end the engine.
+                        await self._engine.load_adapter(context.spec.adapter)
                     record = await self._copy(CopyOrder(id, context.spec, CopyReason.EVACUATE, outputs, left_s), target)
                 except MigrationError as error:
                     log.info("a cached context is not copied to %s: %s", target, error)

@@ -17,7 +17,7 @@ from deployments.engine.port import Engine, EngineDead, InvalidRequest, RequestF
 from deployments.replica.contexts import PastContexts
 from migration.protocol.continuing import probe
 from migration.protocol.core_messages import decode_logprobs
-from migration.protocol.errors import TransferFailed
+from migration.protocol.errors import MigrationError
 from migration.protocol.request import RequestSpec
 from migration.run.outputs import running
 
@@ -57,7 +57,7 @@ class Recomputation:
         """Recompute a random one of the remembered contexts."""
         try:
             ended = await self._check()
-        except (EngineDead, InvalidRequest, RequestFailed, TransferFailed) as error:
+        except (EngineDead, InvalidRequest, RequestFailed, MigrationError) as error:
             log.info("a cached context was not recomputed: %r", error)
             ended = Recomputed.SKIPPED
         self.ended[ended] += 1
@@ -69,6 +69,9 @@ class Recomputation:
             return Recomputed.SKIPPED
         context = self._draw.choice(contexts)
         outputs = tuple(context.outputs)
+        if context.spec.adapter is not None:
+            # Its files may be gone by now, and then a request with it would end the engine.
+            await engine.load_adapter(context.spec.adapter)
         names = engine.names(context.spec, outputs)
         held = names[: engine.mirror.held(names).hbm]
         end = len(held) * engine.fingerprint.block_size
