@@ -120,7 +120,12 @@ def _engine_config(settings: Settings) -> EngineConfig:
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
     scaling = settings.deployment_config.autoscaling_config
     bounds = scaling.min_replicas, scaling.max_replicas
-    return SchedulerConfig(**dict(settings.scheduler), bounds=bounds, copies=settings.cache.copies)
+    return SchedulerConfig(
+        **dict(settings.scheduler),
+        bounds=bounds,
+        copies=settings.cache.copies,
+        prefill_replicas=settings.prefill_replicas,
+    )
 
 
 def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:

@@ -17,7 +17,16 @@ from app.adapters import listed_adapters, read_modules
 from app.ingress.access.classes import TIERS
 from app.ingress.access.keys import KeyFile, check_classes
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
-from deployments.config import ON_GPU, ON_HOST, CacheSettings, MigrationSettings, SchedulerSettings, SettingsSection
+from deployments.config import (
+    ON_GPU,
+    ON_HOST,
+    CacheSettings,
+    Disaggregation,
+    DisaggregationSettings,
+    MigrationSettings,
+    SchedulerSettings,
+    SettingsSection,
+)
 from deployments.engine.pace import read_pace
 from deployments.replica.imports import CPU_BUILD, is_installed
 from migration.protocol.core_messages import Adapter
@@ -432,6 +441,9 @@ class Settings(SettingsSection):
     cache: CacheSettings = Field(default_factory=CacheSettings, description="KV caches.")
     migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
+    disaggregation: DisaggregationSettings = Field(
+        default_factory=DisaggregationSettings, description="Prefill and decoding on different replicas."
+    )
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
 
     @property
@@ -475,6 +487,7 @@ class Settings(SettingsSection):
         self._check_adapters()
         self._check_engine()
         self._check_tier()
+        self._check_disaggregation()
         return self
 
     @property
@@ -508,6 +521,27 @@ class Settings(SettingsSection):
             raise ValueError(
                 "cache.dram_gib: its blocks are found by the prefix cache; set enable_prefix_caching: true"
             )
+
+    @property
+    def prefill_replicas(self) -> int:
+        """The number of replicas that are for prefills alone; 0: none."""
+        settings = self.disaggregation
+        return settings.prefill_replicas if settings.mode is Disaggregation.STATIC else 0
+
+    def _check_disaggregation(self) -> None:
+        """Raise ValueError for prefill replicas that nobody could assign, or from which no request could move."""
+        if not self.prefill_replicas:
+            return
+        if self.scheduler.mode is not Mode.ACT:
+            raise ValueError("disaggregation.mode: the scheduler moves the requests on; write scheduler.mode: act")
+        least = self.deployment_config.autoscaling_config.min_replicas
+        if self.prefill_replicas >= least:
+            raise ValueError(
+                f"disaggregation.prefill_replicas is {self.prefill_replicas}, and autoscaling_config.min_replicas "
+                f"{least}: the others decode, so raise the minimum"
+            )
+        if self.engine_kwargs.get("enable_prefix_caching") is False:
+            raise ValueError("disaggregation.mode: requests move by KV; set enable_prefix_caching: true")
 
     def _check_classes(self) -> None:
         """Raise ValueError for classes that do not exist, or that `max_requests` has no room for."""

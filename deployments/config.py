@@ -324,10 +324,33 @@ class SchedulerSettings(SettingsSection):
         return ServiceClasses({name: each.service_class for name, each in self.classes.items()}, self.overtake_s)
 
 
+class Disaggregation(StrEnum):
+    """Prefill and decoding on replicas of their own."""
+
+    OFF = "off"
+    STATIC = "static"
+
+
+class DisaggregationSettings(SettingsSection):
+    """Prefill and decoding on different replicas."""
+
+    mode: Disaggregation = Field(
+        Disaggregation.OFF,
+        strict=False,
+        description='"static": requests are prefilled on `prefill_replicas` replicas, and move by KV to the others, '
+        'which decode; "off": every replica does both. Needs `scheduler.mode` "act".',
+    )
+    prefill_replicas: int = Field(1, ge=1, description="Number of replicas for prefills, fewer than the minimum.")
+
+
 class SchedulerConfig(SchedulerSettings):
-    """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, and its copies."""
+    """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, and its copies.
+
+    `prefill_replicas` of them are for prefills alone; 0: none.
+    """
 
     bounds: tuple[int, int] = (1, 1)
+    prefill_replicas: int = 0
     copies: CopyMode = CopyMode.OFF
 
     @property
@@ -357,6 +380,7 @@ class SchedulerConfig(SchedulerSettings):
             sizes=self.sizes,
             copies=self.copies is CopyMode.AUTO,
             classes=self.service_classes,
+            prefill_replicas=self.prefill_replicas,
         )
 
 

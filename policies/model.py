@@ -32,6 +32,17 @@ UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
 """The states of a replica that takes requests, now or once it has started."""
 
 
+class Role(StrEnum):
+    """A replica's part where prefill and decoding are disaggregated; without disaggregation all have both.
+
+    Requests begin on PREFILL replicas, and move to DECODE replicas for their first tokens.
+    """
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Phase(StrEnum):
     """The phases of a request. A WAITING request is queued without KV blocks; a MOVING one is being handed over."""
 

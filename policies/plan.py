@@ -16,8 +16,9 @@ class Path(StrEnum):
 
 class Reason(StrEnum):
     """The reason for a move. Policies give the first six. The live scheduler adds EVACUATE (the request's replica is
-    about to stop), ADMIT (the request was queued on a replica without room for it) and MANUAL (an operator's order).
-    The ingress adds LOST: the request continues on another replica after the loss of its own.
+    about to stop), ADMIT (the request was queued on a replica without room for it), DISAGGREGATE (the request's replica
+    is for prefills) and MANUAL (an operator's order). The ingress adds LOST: the request continues on another replica
+    after the loss of its own.
     """
 
     OVERLOAD = "overload"
@@ -28,6 +29,7 @@ class Reason(StrEnum):
     DRAIN = "drain"
     EVACUATE = "evacuate"
     ADMIT = "admit"
+    DISAGGREGATE = "disaggregate"
     MANUAL = "requested by operator"
     LOST = "replica lost"
 

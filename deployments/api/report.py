@@ -6,7 +6,7 @@ from typing import Any
 from deployments.cache.occupancy import CacheReport
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import Report
-from policies.model import ReplicaLoad
+from policies.model import ReplicaLoad, Role
 from policies.prefix.names import Naming
 
 
@@ -37,11 +37,12 @@ class ReplicaReport:
     records: tuple[MigrationRecord, ...] = ()
 
 
-def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges()) -> dict[str, Any]:
+def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges(), role: Role = Role.BOTH) -> dict[str, Any]:
     """A replica's entry in `/mell/state`."""
     return {
         "id": load.id,
         "state": load.state,
+        "role": role,
         "node": load.node,
         "pids": list(gauges.pids),
         "capacity_tokens": load.capacity_tokens,

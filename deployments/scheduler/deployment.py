@@ -248,8 +248,9 @@ class LiveScheduler:
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
-        roster, gauges = self._roster, self._gatherer.gauges
-        replicas = [replica_json(load, gauges[load.id]) for load in roster.loads(self._listing.leaving())]
+        roster, gauges, role = self._roster, self._gatherer.gauges, self._memory.pool().role
+        loads = roster.loads(self._listing.leaving())
+        replicas = [replica_json(load, gauges[load.id], role(load.id)) for load in loads]
         replicas += [replica_json(load_of(status)) for status in self._listing.others(roster.statuses)]
         dry_run = self._rehearsal.to_json() if self._rehearsal else None
         memory, now = self._memory.pool(), self._clock()

@@ -18,6 +18,7 @@ from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices,
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
+from policies.decision.roles import awaits_prefills
 from policies.decision.scaling import scaling_report
 from policies.decision.service import service_report
 from policies.model import ReplicaId
@@ -105,12 +106,15 @@ class Epochs:
         if self._rehearsal is not None:
             (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
             self._rehearsal.epoch(report, now)
+        self._await_prefills()
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         """Choose a replica outside of `gone` for a request. The request counts there from now on."""
         entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label, self._slices)
         self._note(entry)
-        return place(self._memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
+        decision = place(self._memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
+        self._await_prefills()
+        return decision
 
     def order(self, move: Move) -> Move:
         """Add path and predictions to an operator's move. It counts as under way from now on."""
@@ -134,6 +138,11 @@ class Epochs:
                 await asyncio.sleep(0)
         finally:
             self._slices = 0
+
+    def _await_prefills(self) -> None:
+        """Run the next epoch soon if a prefill is to be moved as soon as it has begun."""
+        if awaits_prefills(self._memory.pool()):
+            self.hurry()
 
     async def _carry_out(self, plans: Plans) -> None:
         for pool in self._pools:

@@ -335,14 +335,15 @@ class SourceRun:
     async def _begin_following(self) -> SourceEvent:
         """The beginning of a move by KV of a request that had no token when the target was asked.
 
-        A request without blocks goes by tokens at once: its prefill has not begun here, and may as well begin there.
+        A request without blocks goes by tokens at once: its prefill has not begun here, and may as well begin there,
+        unless that is what the move is to avoid.
         """
         computed: Tokens | None = None
         with contextlib.suppress(TransferFailed):
             computed = await self._world.blocks.computed(self._hosted().key)
         if self._hosted().decodes:
             return SourceEvent.ACCEPTED_KV
-        if computed is None:
+        if computed is None and self._order.reason is not Reason.DISAGGREGATE:
             self._failed(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True)
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_EARLY

@@ -23,7 +23,7 @@ from policies.cluster.sizes import Size, choose
 from policies.cluster.supply import Demand, Supply
 from policies.cluster.trail import Step, Trace, Trail
 from policies.cost.service import SpeedLimit
-from policies.model import UP, AdapterId, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import UP, AdapterId, ReplicaId, ReplicaState, RequestId, Role, Tokens
 from policies.plan import Plan, Reason
 from policies.prefix.sharing import ActivePrompt, ActivePrompts
 
@@ -155,6 +155,15 @@ class Cluster:
     def set_backlog(self, replica: Replica, tokens: int) -> None:
         """Set the tokens of the replica's requests that have not been prefilled."""
         replica.backlog = tokens
+
+    def set_role(self, replica: Replica, role: Role) -> None:
+        """Set a replica's part in prefill and decoding."""
+        replica.role = role
+
+    def set_prefills_apart(self, apart: bool) -> None:
+        """Have nothing placed on or moved to prefill replicas, or allow it again for arrivals."""
+        for replica in self.replicas.values():
+            replica.apart = apart and replica.role is Role.PREFILL
 
     def await_start(self, awaited: bool) -> None:
         """Set `awaits_start`: a replica is starting, or about to start."""
@@ -460,10 +469,10 @@ class Cluster:
     def close_idle(self, now: float, linger_s: float) -> None:
         """Close replicas that have been empty for `linger_s` seconds, the youngest first, as far as `may_close`.
 
-        No replica is closed while another one is starting.
+        No replica is closed while another one is starting, nor one for prefills, which is empty between two of them.
         """
         for replica in reversed(self.running()):
-            if replica.requests or replica.held or replica.queued:
+            if replica.role is Role.PREFILL or replica.requests or replica.held or replica.queued:
                 replica.idle_since = None
                 continue
             replica.idle_since = now if replica.idle_since is None else replica.idle_since
@@ -596,9 +605,11 @@ class Cluster:
     def spare(self) -> int:
         """The free tokens after all starts and moves under way, less those for the waiting requests.
 
-        Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival.
+        Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival. What prefill
+        replicas have free is of no use to a request that decodes.
         """
-        rooms = (replica.vacancy for replica in self.replicas.values() if replica.state in UP)
+        hosts = (r for r in self.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
+        rooms = (replica.vacancy for replica in hosts)
         return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting()
 
     def queued(self) -> int:
@@ -639,6 +650,10 @@ class Cluster:
     def running(self) -> list[Replica]:
         """RUNNING replicas, oldest first."""
         return [r for r in self.replicas.values() if r.state is _RUNNING]
+
+    def hosts(self) -> list[Replica]:
+        """RUNNING replicas that requests may be moved to, oldest first; full ones, too."""
+        return [r for r in self.replicas.values() if r.state is _RUNNING and not r.apart]
 
     def up(self) -> int:
         """The number of replicas that are running or starting."""

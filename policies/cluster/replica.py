@@ -8,7 +8,7 @@ from itertools import islice
 
 from policies.cluster.classes import Kind
 from policies.cost.service import SpeedLimit
-from policies.model import AdapterId, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import AdapterId, ReplicaId, ReplicaState, RequestId, Role, Tokens
 from policies.prefix.sharing import ActivePrompt
 
 
@@ -65,6 +65,9 @@ class Replica:
 
     `adapters` are the numbers of requests by LoRA adapter, in the order in which the adapters came. The engine runs
     requests with the first `max_adapters` of them; requests with the others wait in its queue.
+
+    While `apart`, nothing is placed on or moved to the replica, whatever room it has: it is for the prefills of
+    arrivals.
     """
 
     id: ReplicaId
@@ -83,6 +86,8 @@ class Replica:
     speed: SpeedLimit | None = None
     backlog: int = 0
     max_adapters: int = 0
+    role: Role = Role.BOTH
+    apart: bool = False
     adapters: dict[AdapterId, int] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
 
@@ -174,7 +179,7 @@ class Replica:
     @property
     def accepts(self) -> bool:
         """True if requests may be placed on or moved to this replica."""
-        if not self.runs_more:
+        if self.apart or not self.runs_more:
             return False
         return self.speed is None or self.speed.is_in_time(len(self.requests), self.load, self.backlog)
 

@@ -3,7 +3,9 @@
 The steps of an epoch of a pool:
 
     observe      update the cluster with the observation, and list the changes for the policy
+    assign       assign roles, if prefill and decoding are disaggregated
     evacuate     place the requests of replicas that are about to stop on other replicas, in every mode
+    hand over    move requests from replicas for prefills to those for decoding
     rebalance    let the policy react to the changes, within the epoch's budget of moves
     open         open replicas until the slack is free
     admit        keep the moves that are within the bounds and have a path, and take the others back
@@ -28,6 +30,7 @@ from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Route
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
+from policies.decision.roles import assign_roles, barred_by_role, hand_over_prefills
 from policies.decision.scaling import Scaled, ScaleUp
 from policies.decision.service import FORESEEN, replica_speed, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
@@ -95,7 +98,10 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         cluster.keep_for_level(memory.level_replicas.value)
         cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
     limits.begin(cluster, now)
+    assign_roles(memory)
+    cluster.set_prefills_apart(True)
     _evacuate(memory)
+    cluster.set_prefills_apart(False)
     if cluster.speed is not None:
         memory.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
@@ -104,7 +110,10 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
     changes = replace(changes, waiting=tuple(cluster.in_order()))
     if not terms.batched:
         return tuple(_one_by_one(memory, changes, limits, now))
+    cluster.set_prefills_apart(True)
+    hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
     up = _rebalance(memory, changes, limits)
+    cluster.set_prefills_apart(False)
     yield
     plan = _settle(memory, limits, now, close=True)
     memory.scaled = Scaled(now, below or up, len(plan.opened), len(plan.closed), limits.linger_s)
@@ -127,7 +136,7 @@ def place(
     request = memory.add_request(
         arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter, names=arrival.names
     )
-    unsuited = _barred_by_adapter(cluster, request, barred)
+    unsuited = _unsuited(memory, request, barred)
     held = memory.router.match(arrival)
     placing = _route(memory, request, arrival, held, unsuited, now).placing
     replica = cluster.replicas[placing.replica]
@@ -155,7 +164,7 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
     if not _has_running(cluster, barred):
         return NoReplica()
     request = cluster.requests.get(arrival.id) or memory.new_request(arrival)
-    return choose(memory, request, _barred_by_adapter(cluster, request, barred))
+    return choose(memory, request, _unsuited(memory, request, barred))
 
 
 def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Collection[ReplicaId] = ()) -> PromptMatch:
@@ -165,7 +174,7 @@ def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Coll
     routed: Routed | None = None
     unsuited: Barred = barred
     if _has_running(cluster, barred):
-        unsuited = _barred_by_adapter(cluster, request, barred)
+        unsuited = _unsuited(memory, request, barred)
         routed = _route(memory, request, arrival, held, unsuited, now)
     favoured = routed.favoured if routed is not None else ()
     listed = [replica for replica in cluster.running() if replica.id not in barred]
@@ -241,6 +250,11 @@ def one_by_one(changes: Changes) -> Iterator[Changes]:
 
 
 # --- placements ---------------------------------------------------------------------------------------
+
+
+def _unsuited(memory: PoolMemory, request: Request, barred: Barred) -> Barred:
+    """`barred`, and the replicas that an arrival is not placed on for their role, or for its adapter."""
+    return _barred_by_adapter(memory.cluster, request, barred_by_role(memory, barred))
 
 
 def _barred_by_adapter(cluster: Cluster, request: Request, barred: Barred) -> Barred:
@@ -441,24 +455,28 @@ def _is_sensible(memory: PoolMemory, move: Move) -> bool:
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:
     """The moves within the bounds, in the order of `moves`. The breaker applies to all but evacuations.
 
-    The bound of each replica is for running requests: a queued one costs its replicas nothing but its prefill.
+    The bound of each replica is for running requests: a queued one costs its replicas nothing but its prefill, and one
+    that is prefilled waits most of the time of its move.
     """
     terms = memory.terms
     at_once = float("inf") if terms.moves_at_once is None else terms.moves_at_once
     per_replica = float("inf") if terms.moves_per_replica is None else terms.moves_per_replica
-    under_way = (move for move in _moves_under_way(memory) if move.reason is not Reason.ADMIT)
+    under_way = (move for move in _moves_under_way(memory) if move.reason not in _UNBOUND)
     busy = Counter(end for move in under_way for end in (move.source, move.target))
     left = at_once - len(memory.under_way)
     admitted = []
     for move in moves:
         ends = (move.source, move.target)
         barred = move.reason is not Reason.EVACUATE and memory.breaker.blocks(ends, now)
-        is_queued = move.reason is Reason.ADMIT
-        if left > 0 and not barred and (is_queued or all(busy[end] < per_replica for end in ends)):
+        is_unbound = move.reason in _UNBOUND
+        if left > 0 and not barred and (is_unbound or all(busy[end] < per_replica for end in ends)):
             admitted.append(move)
-            busy.update(() if is_queued else ends)
+            busy.update(() if is_unbound else ends)
             left -= 1
     return admitted
+
+
+_UNBOUND = (Reason.ADMIT, Reason.DISAGGREGATE)
 
 
 def _moves_under_way(memory: PoolMemory) -> list[Move]:

@@ -133,7 +133,8 @@ class Terms:
     `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
     by which content decides on placements. With `copies`, replicas copy prefixes from each other. `classes` order
-    requests. `sizes` are those for which replicas need room.
+    requests. `sizes` are those for which replicas need room. `prefill_replicas` replicas are for prefills alone, the
+    others for decoding (0: all are for both).
     """
 
     policy: str = "pack"
@@ -156,6 +157,7 @@ class Terms:
     copies: bool = False
     classes: ServiceClasses = NO_CLASSES
     sizes: Sizes = Sizes.BLIND
+    prefill_replicas: int = 0
 
     @property
     def has_level(self) -> bool:

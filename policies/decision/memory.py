@@ -35,7 +35,7 @@ from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.decision.predicted import PredictedTimes
 from policies.decision.scaling import Scaled
-from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
 from policies.precedence import Precedence
@@ -262,6 +262,11 @@ class PoolMemory:
         """The model on a waiting request's replica, with which alone the request continues; None without a replica."""
         home = self.homes.get(request)
         return None if home is None else self.statuses[home].model
+
+    def role(self, replica: ReplicaId) -> Role:
+        """A replica's part in prefill and decoding."""
+        found = self.cluster.replicas.get(replica)
+        return Role.BOTH if found is None else found.role
 
     def phase(self, request: RequestId) -> Phase | None:
         """A request's phase in the newest report; None if no replica has reported the request."""

@@ -8,7 +8,8 @@ The moves of one epoch get their paths one after the other: urgent ones first, o
 first, which packs best (first fit). KV comes first as long as it takes at most `PATIENCE` times as long as tokens, both
 with their queues: a request decodes on while its blocks are copied, whereas a prefill interrupts it from the start and
 slows down the decoding at its target. Beyond that factor the faster path comes first. If the first path has no room,
-the move takes the other. An empty bin takes any one move, however large, by the faster path: otherwise a move beyond
+the move takes the other. A request that only leaves the replica of its prefill takes KV alone, since its target is not
+for prefills. An empty bin takes any one move, however large, by the faster path: otherwise a move beyond
 the boundary would wait for ever.
 
 `choose` is one planner for the whole cluster (the paper's global consensus). In `choose_alone` every source plans by
@@ -38,13 +39,14 @@ URGENCY: Mapping[Reason, int] = {
     Reason.EVACUATE: 1,
     Reason.MAKE_ROOM: 2,
     Reason.ADMIT: 2,
+    Reason.DISAGGREGATE: 2,
     Reason.RECLASS: 3,
     Reason.FILL: 3,
     Reason.BALANCE: 4,
     Reason.DRAIN: 5,
 }
 """The lowest number is the most urgent: first replicas out of memory, then replicas about to stop, then requests
-without room, then optimisations.
+without room and those whose prefill ends, then optimisations.
 """
 
 
@@ -151,7 +153,9 @@ class _Bins:
         room = {Path.KV: self._has_links(candidate), Path.TOKENS: self._has_prefill(candidate)}
         is_within = all(self._is_within(link, candidate.size) for link in candidate.links)
         by_kv = kv_s <= (PATIENCE if is_within else 1.0) * tokens_s
-        order = (Path.KV, Path.TOKENS) if by_kv else (Path.TOKENS, Path.KV)
+        order: tuple[Path, ...] = (Path.KV, Path.TOKENS) if by_kv else (Path.TOKENS, Path.KV)
+        if candidate.reason is Reason.DISAGGREGATE:
+            order = (Path.KV,)
         path = next((path for path in order if room[path]), None)
         if path is Path.KV:
             for link_id in candidate.links:

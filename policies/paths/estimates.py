@@ -137,6 +137,10 @@ class Estimates:
         self._remember({each.request: each for each in candidates}, choices)
         return choices
 
+    def exchange_kv(self, source: ReplicaId, target: ReplicaId) -> bool:
+        """True if a move between the two replicas may go by KV, as far as their profiles are known."""
+        return self._boundaries.only is not Path.TOKENS and self._beliefs.size(source, target, Tokens(1)) is not None
+
     def decide(self, move: Move, busy: Iterable[Move], now: float, present: Present = nothing_present) -> Choice:
         """A path for a move that must not wait: the faster one if neither has room. `present` as in `choose`."""
         [choice] = self.choose([move], busy, now, present=present)

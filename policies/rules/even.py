@@ -11,7 +11,7 @@ def even_out(cluster: Cluster, least: float, without: Replica | None = None) -> 
     In each pair one request moves from the full to the empty replica, if the gap between their loads shrinks by
     `least` tokens or more. The pairs end at the first gap below `least`.
     """
-    ranked = sorted((r for r in cluster.running() if r is not without), key=lambda r: (free_when_settled(r), r.order))
+    ranked = sorted((r for r in cluster.hosts() if r is not without), key=lambda r: (free_when_settled(r), r.order))
     for full, empty in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
         gap = free_when_settled(empty) - free_when_settled(full)
         if gap < least:

@@ -63,7 +63,7 @@ class LoadBalance:
 
         A replica stays the least loaded while it is emptied, so the choice needs no memory.
         """
-        running = cluster.running() if self.drain and not cluster.is_starting() else []
+        running = cluster.hosts() if self.drain and not cluster.is_starting() else []
         free = sum(free_when_settled(r) for r in running)
         if free <= self.spare * sum(r.capacity for r in running):
             return None

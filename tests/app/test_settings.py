@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from app.ingress.access.keys import entry
-from app.main import read_settings
+from app.main import _scheduler_config, read_settings
 from app.settings import Settings, check_installed
 from deployments.config import SettingsSection
 from policies.cost.service import ServiceLevel
@@ -239,6 +239,21 @@ def test_seconds_may_be_whole_numbers() -> None:
             | {"engine": "paced", "engine_kwargs": {"num_gpu_blocks_override": 1024, "decode_s": 0.05}},
             "scheduler.classes.batch cannot be met: ttft_p99_s is 0.02",
         ),
+        (
+            nested("disaggregation.mode", "static") | nested("scheduler.mode", "observe"),
+            "the scheduler moves the requests on; write scheduler.mode: act",
+        ),
+        (
+            nested("disaggregation", {"mode": "static", "prefill_replicas": 2})
+            | nested("deployment_config.autoscaling_config", {"min_replicas": 2, "max_replicas": 4}),
+            "prefill_replicas is 2, and autoscaling_config.min_replicas 2: the others decode, so raise the minimum",
+        ),
+        (
+            nested("disaggregation.mode", "static")
+            | nested("deployment_config.autoscaling_config", {"min_replicas": 2, "max_replicas": 4})
+            | nested("engine_kwargs.enable_prefix_caching", False),
+            "requests move by KV; set enable_prefix_caching: true",
+        ),
         (nested("scheduler.classes.Batch", {}), "'Batch' is no name of a class: write 1 to 32 of a-z"),
         (nested("scheduler.classes", {f"c{i}": {} for i in range(17)}), "at most 16 items"),
         (nested("scheduler.classes.batch.rank", 11), "scheduler.classes.batch.rank: "),
@@ -352,6 +367,13 @@ def test_a_key_file_may_list_only_classes_that_exist(tmp_path: Path) -> None:
     keys = nested("ingress.api_keys_file", str(path))
     assert "key 1 lists 'gold'; the classes are default" in refused(keys)
     assert read_settings(keys | nested("scheduler.classes.gold", {"rank": 1})).scheduler.classes["gold"].rank == 1
+
+
+@pytest.mark.parametrize(("mode", "prefills"), [("off", 0), ("static", 2)])
+def test_number_of_prefill_replicas(mode: str, prefills: int) -> None:
+    scaling = nested("deployment_config.autoscaling_config", {"min_replicas": 3, "max_replicas": 4})
+    settings = read_settings(scaling | nested("disaggregation", {"mode": mode, "prefill_replicas": 2}))
+    assert settings.prefill_replicas == prefills == _scheduler_config(settings).terms.prefill_replicas
 
 
 def test_classes_and_their_levels() -> None:

@@ -132,9 +132,14 @@ class Pair:
         return self.cursors[spec.id]
 
     def move(
-        self, request: RequestId, source: str = "a", target: str = "b", path: PathRequest = PathRequest.KV
+        self,
+        request: RequestId,
+        source: str = "a",
+        target: str = "b",
+        path: PathRequest = PathRequest.KV,
+        reason: Reason = Reason.MANUAL,
     ) -> MigrationRecord:
-        order = Order(f"m-{len(self.events)}-{source}{target}", request, path, Reason.MANUAL)
+        order = Order(f"m-{len(self.events)}-{source}{target}", request, path, reason)
         return self.replica(source).moves.start(order, ReplicaId(target))
 
     async def settled(self, source: str = "a") -> MigrationRecord:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from migration.protocol.record import MigrationRecord
-from policies.model import Phase, ReplicaState
+from policies.model import Phase, ReplicaState, Role
 
 
 class Described(BaseModel):
@@ -91,6 +91,7 @@ class ReplicaDetails(Described):
 
     id: str
     state: ReplicaState
+    role: Role = Field(description="Its part in prefill and decoding; `both` without `disaggregation`.")
     node: str
     pids: list[int] = Field(description="Replica, EngineCore and all workers; empty if the replica does not report.")
     capacity_tokens: int

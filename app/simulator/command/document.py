@@ -114,6 +114,7 @@ def _setup(order: SimulationOrder) -> Metrics:
         "block_tokens": setup.block_tokens,
         "routing": str(setup.routing),
         "copies": setup.copies,
+        "prefill_gpus": setup.prefill_gpus,
         "sizes": str(setup.sizes),
         "batched": setup.batched,
         "moves_per_epoch": setup.limits.moves_per_epoch,

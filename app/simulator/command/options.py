@@ -275,6 +275,14 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
         action="store_true",
         help="GPUs copy cached prefixes from each other before requests run, if that pays; needs costs with migrations",
     )
+    add(
+        "--prefill-gpus",
+        type=int,
+        default=0,
+        metavar="N",
+        help="GPUs for prefills alone: requests move by KV to the others, which decode; needs costs with migrations "
+        "(default: %(default)g, every GPU does both)",
+    )
 
 
 def _add_epochs(group: "argparse._ArgumentGroup") -> None:

@@ -240,6 +240,7 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
         block_tokens=given.block_tokens or 0,
         routing=Routing(given.routing),
         copies=given.copies,
+        prefill_gpus=given.prefill_gpus,
         sizes=Sizes(given.sizes),
     )
 

@@ -26,7 +26,8 @@ class Setup:
 
     Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
     `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
-    moves. `sizes` are those for which decisions want room on a replica.
+    moves. `sizes` are those for which decisions want room on a replica. `prefill_gpus` replicas are for prefills alone,
+    with costs of moves.
     """
 
     capacity: Tokens
@@ -45,6 +46,7 @@ class Setup:
     block_tokens: int = 0
     routing: Routing = Routing.TREE
     copies: bool = False
+    prefill_gpus: int = 0
     sizes: Sizes = Sizes.BLIND
     classes: ServiceClasses = NO_CLASSES
 

@@ -33,6 +33,7 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
 from policies.decision.placement import NoReplica, Place
+from policies.decision.roles import awaits_prefills
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
@@ -196,6 +197,7 @@ class World:
         placing = place(self._memory, arrival, self.loop.now)
         if not isinstance(placing, Place):
             self._ask_early()
+        self._await_prefills()
         if not isinstance(placing, NoReplica):
             live.matched = placing.matched
             fetch = placing.fetch if isinstance(placing, Place) else None
@@ -291,6 +293,12 @@ class World:
         plans = self._decide(now)
         self.replicas.settle(decided=True)
         self._observer.decided(now, self.cluster, plans)
+        self._await_prefills()
+
+    def _await_prefills(self) -> None:
+        """Have an early epoch move a prefill as soon as it has begun, if it is to be moved."""
+        if awaits_prefills(self._memory):
+            self._ask_early()
 
     def _decide(self, now: float) -> Sequence[Plan]:
         plans = decide_pool(self._memory, self._observed(), now)
@@ -423,6 +431,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         sizes=setup.sizes,
         copies=setup.copies and migration is not None,
         classes=setup.classes,
+        prefill_replicas=setup.prefill_gpus if migration is not None else 0,
     )
 
 

@@ -58,7 +58,7 @@ class Board:
     _middles: list[tuple[int, int, Request]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._touched = {r.id: r for r in self.cluster.running() if r.id not in self.barred}
+        self._touched = {r.id: r for r in self.cluster.hosts() if r.id not in self.barred}
 
     def touch(self, replica: Replica) -> None:
         """Mark a changed replica."""

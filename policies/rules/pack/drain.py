@@ -16,7 +16,7 @@ def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
     free.
     """
     cluster = seeker.cluster
-    emptied = sum(not r.requests for r in cluster.running())
+    emptied = sum(not r.requests for r in cluster.hosts())
     while cluster.may_close(emptied + 1, times) and (victim := _cheapest(seeker, most, victims)) is not None:
         _empty(seeker, victim, most)
         emptied += 1
@@ -42,7 +42,7 @@ def _candidates(seeker: Seeker, most: int) -> Iterator[Replica]:
     blocks there; the least loaded first.
     """
     cluster = seeker.cluster
-    rooms = {r: max(0, r.room) for r in cluster.running() if r.requests}
+    rooms = {r: max(0, r.room) for r in cluster.hosts() if r.requests}
     total = sum(rooms.values())
     fitting = (
         r for r, room in rooms.items() if len(r.requests) <= most and (r.load <= total - room or _may_share(cluster, r))

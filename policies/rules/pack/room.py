@@ -90,7 +90,7 @@ class Seeker:
     def promised(self, request: Request, avoid: Replica | None = None) -> bool:
         """Promise room that moves under way will make and that is not promised yet. False if there is not enough."""
         cluster = self.cluster
-        for replica in cluster.running():
+        for replica in cluster.hosts():
             room = replica.later_room - self.promises.get(replica, 0)
             if replica is not avoid and replica.held and room >= cluster.need(cluster.size_on(request, replica)):
                 self._promise(replica, request)

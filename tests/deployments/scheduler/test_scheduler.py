@@ -716,6 +716,29 @@ async def test_early_epochs_come_early_but_not_at_once() -> None:
     loop.cancel()
 
 
+async def test_a_prefill_is_moved_on_in_an_early_epoch() -> None:
+    """From the one replica that is for prefills to one that decodes: as soon as the replica reports it."""
+    config = SchedulerConfig(policy="best_fit", mode=Mode.ACT, epoch_s=2.0, bounds=(2, 2), prefill_replicas=1)
+    profile = Profile("node", "cache", 1.0, Line.of(1000.0))
+    reports = [replace(make_report(name, free), profile=profile) for name, free in (("a", 200), ("b", 100))]
+    scheduler = Scheduler(Fleet(*reports, move=make_record()), config)
+    loop = asyncio.create_task(scheduler.core.run())
+    await scheduler.core._epochs.ready.wait()
+    assert {r["id"]: r["role"] for r in (await scheduler.core.state())["replicas"]} == {"a": "prefill", "b": "decode"}
+    began = now()
+    assert await place(scheduler, 20, "n") == Place(ReplicaId("a"))
+    arrived = replace(running("n", "label"), phase=Phase.PREFILL)
+    scheduler.fleet.reports[ReplicaId("a")] = replace(make_report("a", 200, (arrived,)), profile=profile)
+    async with asyncio.timeout(10):
+        while not scheduler.fleet.asked:
+            await asyncio.sleep(0.01)
+    assert now() - began < 3 * EARLIEST_S
+    (_, call, order, target, _) = scheduler.fleet.asked[0]
+    assert (call, target) == ("move", "b")
+    assert (order.request, order.path, order.reason) == ("n", PathRequest.KV, Reason.DISAGGREGATE)
+    loop.cancel()
+
+
 async def test_a_scheduler_that_was_replaced_stops() -> None:
     scheduler = await make_scheduler()
     scheduler.fleet.fault = Refused("newer", Cause.SUPERSEDED)

@@ -18,7 +18,7 @@ from migration.protocol.request import Delta, Moved, Moving, RequestSpec
 from migration.run.world import MigrationLimits
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, Tokens
-from policies.plan import Path
+from policies.plan import Path, Reason
 from tests.deployments.engine.fake_engine import prompt_of
 from tests.migration.run.test_moves import linked
 from tests.migration.world import LIMITS, Pair, make_pair, spec
@@ -164,6 +164,19 @@ async def test_request_that_waits_goes_by_tokens_at_once() -> None:
     record = await pair.settled()
     assert (record.path, record.cause, record.waited_s) == ("tokens", Cause.BLOCKS_GONE, 0.0)
     assert not record.fell_back and record.tokens == 100, "there was no token yet"
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+
+
+async def test_request_that_waits_on_a_replica_for_prefills_is_followed() -> None:
+    pair, request, cursor = prefilling()
+    pair.a.engine.preempted.add(f"{request.id}.0")
+    await steps(1.5)
+    pair.move(request.id, reason=Reason.DISAGGREGATE)
+    await steps(1)
+    assert state(pair) == "follow"
+    pair.a.engine.preempted.clear()
+    record = await pair.settled()
+    assert (record.path, record.blocks, record.tokens) == ("kv", 24, 101)
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 

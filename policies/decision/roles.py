@@ -1,0 +1,80 @@
+"""Disaggregation: prefills on some replicas, decoding on the others.
+
+Roles are the decision's memory and not deployments: all replicas are alike, so a role changes with an epoch and takes
+no restart. Arrivals are placed on prefill replicas. Each epoch moves the requests whose prefill has begun there to the
+other replicas, by KV; a move that begins during the prefill copies the blocks as they fill, and freezes the request at
+its first token (docs/migration-protocol.md). A request for which no other replica has room decodes where it is.
+"""
+
+from collections.abc import Callable
+
+from policies.cluster.replica import Replica, Request
+from policies.decision.limits import Mode
+from policies.decision.memory import PoolMemory
+from policies.model import Phase, ReplicaId, Role
+from policies.plan import Reason
+from policies.rules.policy import Barred
+
+_BEGINS = (None, Phase.WAITING, Phase.PREFILL)
+"""The phases, in the newest report, of a request that has no token yet; None: it is not reported."""
+
+
+def assign_roles(memory: PoolMemory) -> None:
+    """Assign every running replica its role. Prefill replicas stay what they are, as long as they run.
+
+    All replicas have both roles unless plans are carried out, more replicas run than are to be for prefills, and all of
+    them can exchange KV.
+    """
+    cluster, count = memory.cluster, memory.terms.prefill_replicas
+    running = cluster.running()
+    split = memory.terms.mode is Mode.ACT and 0 < count < len(running) and _exchange_kv(memory, running)
+    kept = [replica for replica in running if replica.role is Role.PREFILL][:count]
+    others = sorted((r for r in running if r not in kept), key=lambda r: (len(r.requests), r.load, r.order))
+    prefills = [*kept, *others[: max(0, count - len(kept))]]
+    for replica in cluster.replicas.values():
+        role = Role.PREFILL if replica in prefills else Role.DECODE
+        cluster.set_role(replica, role if split and replica in running else Role.BOTH)
+
+
+def _exchange_kv(memory: PoolMemory, replicas: list[Replica]) -> bool:
+    """True if the first replica can send KV to all others, and hence each to each."""
+    first, *others = replicas
+    return all(memory.estimates.exchange_kv(first.id, other.id) for other in others)
+
+
+def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
+    """`barred`, and the replicas that are not for prefills, if others are left."""
+    running = [replica for replica in memory.cluster.running() if replica.id not in barred]
+    decoding = frozenset(replica.id for replica in running if replica.role is Role.DECODE)
+    return barred | decoding if len(decoding) < len(running) else barred
+
+
+def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId], Barred]) -> None:
+    """Move requests from prefill replicas to others, the oldest first. `barred` are no targets of one at its source."""
+    cluster = memory.cluster
+    for replica in cluster.running():
+        if replica.role is Role.PREFILL:
+            for request in sorted(replica.requests.values(), key=lambda q: q.order):
+                if memory.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
+                    _hand_over(memory, request, barred(request, replica.id))
+
+
+def _hand_over(memory: PoolMemory, request: Request, barred: Barred) -> None:
+    cluster = memory.cluster
+    mark = cluster.mark()
+    cluster.lift(request, Reason.DISAGGREGATE)
+    target = memory.rule.place(cluster, request, barred)
+    if target is None:
+        cluster.undo(mark)
+    else:
+        cluster.place(request, target)
+
+
+def awaits_prefills(memory: PoolMemory) -> bool:
+    """True if a request on a prefill replica is about to begin or prefills, and is to be moved soon."""
+    if not memory.terms.prefill_replicas:
+        return False
+    prefills = (replica for replica in memory.cluster.running() if replica.role is Role.PREFILL)
+    return any(
+        memory.phase(q) in _BEGINS for replica in prefills for q in replica.requests if q not in memory.under_way
+    )
