@@ -1,7 +1,8 @@
-"""Two replicas on one engine of vLLM, in this process and without Ray: requests move by Mell's own protocol.
+"""Two replicas without Ray, in this process: requests move between them by Mell's own protocol.
 
-The replicas share no KV: each has a salt of its own, with which its requests' blocks have other names in the prefix
-cache. So a move by KV copies blocks to other blocks, and a move by tokens computes them anew, as between two engines.
+Both may be on one engine of vLLM. They share no KV: each has a salt of its own, with which its requests' blocks have
+other names in the prefix cache. So a move by KV copies blocks to other blocks, and a move by tokens computes them anew,
+as between two engines.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from migration.protocol.record import MigrationRecord
 from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
-from policies.model import ReplicaId, RequestId
+from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 
 INGRESS = IngressId("ingress")
@@ -85,11 +86,12 @@ class RealReplica:
         settings = MigrationSettings()
         sizes = size_slots(settings, engine.fingerprint, engine.max_context, False)
         self.slots = make_slots(settings, sizes)
+        self.transport = make_transport(settings, sizes)
         world = MigrationWorld(
             self.id,
             self.host,
             engine,
-            make_transport(settings, sizes),
+            self.transport,
             self.slots,
             settings.limits,
             time.monotonic,
@@ -101,11 +103,12 @@ class RealReplica:
 class EnginePair:
     """Replicas a and b, and one reader of both."""
 
-    def __init__(self, engine: VllmEngine) -> None:
+    def __init__(self, engine: VllmEngine, other: VllmEngine | None = None) -> None:
+        """Both on one engine, unless b has another one."""
         self.engine = engine
         self.replicas: dict[ReplicaId, RealReplica] = {}
-        for name in "ab":
-            replica = RealReplica(name, engine, self.replicas)
+        for name, own in (("a", engine), ("b", other or engine)):
+            replica = RealReplica(name, own, self.replicas)
             self.replicas[replica.id] = replica
         self.cursors: dict[RequestId, Cursor] = {}
         self.lost: dict[RequestId, str] = {}
@@ -128,9 +131,7 @@ class EnginePair:
         **sampling: Any,
     ) -> "tuple[tuple[int, ...], list[MigrationRecord]]":
         """The output of a request, and its moves: behind that many tokens each, to the other replica, by that path."""
-        spec = salted(plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling), on)
-        self.cursors[spec.id] = cursor = Cursor()
-        self[on].moves.submit(spec, 0, ())
+        spec, cursor = self._submit(name, prompt, tokens, on, sampling)
         records: list[MigrationRecord] = []
         here, there = on, "a" if on == "b" else "b"
         for at, path in moves:
@@ -146,6 +147,24 @@ class EnginePair:
                 here, there = there, here
         await self._until(spec, lambda: cursor.finish is not None)
         return tuple(cursor.tokens), records
+
+    async def run_and_move_early(
+        self, name: str, prompt: Sequence[int], tokens: int, beyond: int, on: str = "a", **sampling: Any
+    ) -> tuple[tuple[int, ...], MigrationRecord]:
+        """The output of a request that is ordered to move by KV once more than `beyond` tokens of it are computed."""
+        spec, cursor = self._submit(name, prompt, tokens, on, sampling)
+        await self[on].engine.computed_beyond(self[on].host.snapshot(spec.id).key, Tokens(beyond))
+        record = await self._move(spec, on, "a" if on == "b" else "b", PathRequest.KV)
+        await self._until(spec, lambda: cursor.finish is not None)
+        return tuple(cursor.tokens), record
+
+    def _submit(
+        self, name: str, prompt: Sequence[int], tokens: int, on: str, sampling: Mapping[str, Any]
+    ) -> tuple[RequestSpec, Cursor]:
+        spec = salted(plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling), on)
+        self.cursors[spec.id] = cursor = Cursor()
+        self[on].moves.submit(spec, 0, ())
+        return spec, cursor
 
     def close(self) -> None:
         for task in self._readers:
@@ -187,6 +206,20 @@ class EnginePair:
                         case Lost():
                             self.lost[event.request] = event.reason
                 self._changed.notify_all()
+
+
+@asynccontextmanager
+async def pair_of_engines(model: str, **kwargs: Any) -> AsyncIterator[EnginePair]:
+    """Two replicas, each on an engine with these arguments."""
+    os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1"}
+    engines = [await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs}) for _ in range(2)]
+    pair = EnginePair(*engines)
+    try:
+        yield pair
+    finally:
+        pair.close()
+        for engine in engines:
+            engine.shutdown()
 
 
 @asynccontextmanager
