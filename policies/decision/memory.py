@@ -48,6 +48,9 @@ SLICE = 2048
 
 T = TypeVar("T")
 
+_DONORS = (ReplicaState.RUNNING, ReplicaState.DRAINING)
+"""The states of a replica that prefixes are copied from: one that is about to stop gives what it will lose."""
+
 SILENT_S = 30.0
 """The time after which a move without new reports no longer counts as under way, in seconds.
 
@@ -134,7 +137,9 @@ class PoolMemory:
         return self._links[ends]
 
     def _find_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
-        gives = donor in self.statuses and self.statuses[donor].state in UP
+        status = self.statuses.get(donor)
+        # A silent replica has no capacity.
+        gives = status is not None and status.state in _DONORS and status.capacity > 0
         moves = (underway.move for underway in self.under_way.values())
         if not gives or any((move.source, move.target) == (donor, target) for move in moves):
             return None

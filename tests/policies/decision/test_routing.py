@@ -179,6 +179,17 @@ def test_a_prefix_is_copied_to_where_there_is_room() -> None:
     assert isinstance(again, Place) and again.fetch is None, "the first one's promise"
 
 
+@pytest.mark.parametrize(("capacity", "gives"), [(CAPACITY, True), (Tokens(0), False)], ids=["alive", "silent"])
+def test_a_replica_that_is_about_to_stop_gives_its_prefixes(capacity: Tokens, gives: bool) -> None:
+    made = memory({A: [], C: [100]}, {A: PROMPT, C: []}, copies=True)
+    pool = Pool(capacity=CAPACITY, min_replicas=1, max_replicas=2)
+    draining = Status(A, ReplicaState.DRAINING, "node", capacity, 10)
+    decide_pool(made, PoolReport(pool, replicas=(draining,)), 0.1)
+    placed = place(made, arrival(), 0.2)
+    assert isinstance(placed, Place) and placed.replica == C
+    assert (placed.fetch is not None and placed.fetch.donor == A) is gives
+
+
 @pytest.mark.parametrize("why", ["off", "caches differ", "a move is under way", "sessions"])
 def test_nothing_is_copied(why: str) -> None:
     routing = Routing.SESSION if why == "sessions" else Routing.TREE
