@@ -50,6 +50,7 @@ from policies.decision.matching import PromptMatch
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
+from policies.decision.roles import barred_by_role
 from policies.decision.scaling import scaling_report
 from policies.decision.service import replica_speed, service_report
 from policies.decision.shadow import Shadow
@@ -58,6 +59,7 @@ from policies.plan import Move, Reason
 from policies.prefix.copies import CopyReason
 from policies.prefix.names import Naming
 from policies.prefix.routing import Routing
+from policies.prefix.tree import PromptTree
 
 log = logging.getLogger("ray.serve")
 
@@ -116,7 +118,7 @@ class LiveScheduler:
         self._reached = ReachedTimes()
         self._records = Records(telemetry)
         self._evacuations = Evacuations(
-            replicas, self._roster, listing, lambda: self._memory.pool().router.tree, fence, clock
+            replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, fence)
@@ -149,6 +151,13 @@ class LiveScheduler:
         return await self._replicas.at(source).move(order, target, self._fence)
 
     # --- closings -------------------------------------------------------------------------------------
+
+    def _tree(self) -> PromptTree:
+        return self._memory.pool().router.tree
+
+    def _without_arrivals(self) -> Collection[ReplicaId]:
+        """The replicas that no arrival is placed on."""
+        return barred_by_role(self._memory.pool(), frozenset())
 
     async def evacuate(self, replica: ReplicaId) -> None:
         """Have a closed replica copy its cache to those that stay, if copies are on."""

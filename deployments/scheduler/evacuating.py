@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.scheduler.listing import Listing
@@ -17,6 +17,8 @@ log = logging.getLogger("ray.serve")
 
 _ASKING_S = 5.0
 """The longest wait for the replicas' lists of what they have, in seconds."""
+_ENDING_S = 3.0
+"""The longest time between the end of the copies and the answer, in seconds: targets are freed."""
 
 
 class Evacuations:
@@ -28,14 +30,16 @@ class Evacuations:
         roster: Roster,
         listing: Listing,
         tree: Callable[[], PromptTree],
+        barred: Callable[[], Collection[ReplicaId]],
         fence: int,
         clock: Clock,
     ) -> None:
-        """`tree` is the blocks that replicas have, as of their newest reports."""
+        """`tree` is the blocks that replicas have, as of their newest reports. `barred` ones get no arrivals."""
         self._replicas = replicas
         self._roster = roster
         self._listing = listing
         self._tree = tree
+        self._barred = barred
         self._fence = fence
         self._clock = clock
 
@@ -48,7 +52,7 @@ class Evacuations:
             copies = await self._plan(contexts, survivors)
             if not copies:
                 return
-            async with asyncio.timeout(EVACUATION_S + 1.0):
+            async with asyncio.timeout(EVACUATION_S + _ENDING_S):
                 done = await self._replicas.at(donor).evacuate(copies, EVACUATION_S, self._fence)
         except Exception as error:  # The replica has to stop, whatever is wrong here.
             log.warning("the cache of replica %s is lost with it: %r", donor, error)
@@ -67,16 +71,16 @@ class Evacuations:
         return await self._replicas.at(replica).cached_contexts(self._fence)
 
     async def _survivors(self, donor: ReplicaId) -> Sequence[Survivor]:
-        """The replicas of the donor's model that stay, those with the most free blocks. One without answer has none."""
+        """The replicas of the donor's model that stay and get arrivals, those with the most free blocks."""
         statuses = self._roster.statuses
         if donor not in statuses:
             return ()
-        leaving = {donor, *self._listing.leaving()}
+        excluded = {donor, *self._listing.leaving(), *self._barred()}
         staying = [
             (status.free_blocks, status.id)
             for status in statuses.values()
             if status.state is ReplicaState.RUNNING
-            and status.id not in leaving
+            and status.id not in excluded
             and status.model == statuses[donor].model
             and status.free_blocks
         ]
