@@ -30,7 +30,7 @@ from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Route
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.decision.roles import assign_roles, barred_by_role, hand_over_prefills
+from policies.decision.roles import assign_roles, barred_by_role, hand_over_prefills, soonest_prefills
 from policies.decision.scaling import Scaled, ScaleUp
 from policies.decision.service import FORESEEN, replica_speed, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
@@ -283,18 +283,23 @@ def _route(
     barred: Barred,
     now: float,
 ) -> Routed:
-    """As `choose`, among the replicas that the arrival's content favours; `held` are those that have some of it."""
+    """As `choose`, among the replicas that the arrival's content favours; `held` are those that have some of it.
+
+    Of prefill replicas, without such content, among those that begin soonest: nothing stays there that could be packed.
+    """
     cluster, placing = memory.cluster, choose(memory, request, barred)
     if isinstance(placing, Queue):
         return Routed(placing)
     choice = cluster.replicas[placing.replica]
+    basis = Basis.SESSION if memory.router.routing is Routing.SESSION else Basis.CONTENT
     favoured = memory.router.favoured(cluster, request, arrival, held, barred, choice, now)
+    if not favoured:
+        favoured, basis = soonest_prefills(memory, request, barred, now), Basis.POLICY
     if not favoured:
         return Routed(placing)
     better = memory.rule.place(cluster, request, cluster.replicas.keys() - favoured)
     if better is None or _is_overtaking(memory, request, better):
         return Routed(placing, Basis.POLICY, favoured)
-    basis = Basis.SESSION if memory.router.routing is Routing.SESSION else Basis.CONTENT
     return Routed(Place(better.id), basis, favoured)
 
 

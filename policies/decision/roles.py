@@ -49,6 +49,15 @@ def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
     return barred | decoding if len(decoding) < len(running) else barred
 
 
+def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: float) -> frozenset[ReplicaId]:
+    """The prefill replicas with room for a request on which its prefill would begin soonest; none without any."""
+    cluster, queues = memory.cluster, memory.router.queues
+    able = (r for r in cluster.running() if r.role is Role.PREFILL and r.id not in barred and cluster.fits(request, r))
+    waits = {replica.id: queues.wait_s(replica.id, now) for replica in able}
+    least_s = min(waits.values(), default=0.0)
+    return frozenset(replica for replica, wait_s in waits.items() if wait_s <= least_s)
+
+
 def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId], Barred]) -> None:
     """Move requests from prefill replicas to others, the oldest first. `barred` are no targets of one at its source."""
     cluster = memory.cluster

@@ -123,6 +123,16 @@ def test_arrivals_go_to_prefill_replicas_whoever_has_room(spec: str) -> None:
         assert arrive(made, size, f"n{size}") == "a", "what does not fit queues there"
 
 
+def test_arrivals_go_where_their_prefill_begins_soonest() -> None:
+    """Whatever the policy would pack."""
+    made = watcher(prefills=2)
+    made.decide(observed("a: | b: | c: p50 | d: q60"))
+    assert roles(made) == "A B c d"
+    prompts = (("k", 40), ("l", 20), ("m", 10), ("n", 30), ("o", 10))
+    first, *others = [arrive(made, tokens, name) for name, tokens in prompts]
+    assert [other == first for other in others] == [False, False, False, True]
+
+
 def test_request_that_no_prefill_replica_may_take_goes_elsewhere() -> None:
     made = watcher()
     made.decide(observed("a: | b: p50"))
