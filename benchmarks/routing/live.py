@@ -106,7 +106,7 @@ async def _on_mell(system: System, workloads: Sequence[str], seed: int) -> list[
     for workload in workloads:
         requests = with_answers(session_requests(workload, seed), workload, seed)
         before, began_s = await asyncio.to_thread(_counted), time.time()
-        answers = await send(requests, _ask_mell)
+        answers = await send(requests, ask_mell)
         await asyncio.sleep(SETTLE_S)
         after = await asyncio.to_thread(_counted)
         grown = {stage: after.get(stage, 0.0) - before.get(stage, 0.0) for stage in ("predicted", "delivered")}
@@ -114,7 +114,8 @@ async def _on_mell(system: System, workloads: Sequence[str], seed: int) -> list[
     return runs
 
 
-async def _ask_mell(request: RoutedRequest) -> RoutedAnswer:
+async def ask_mell(request: RoutedRequest) -> RoutedAnswer:
+    """Send a request to Mell at `PORT`."""
     more = {"stream_options": {"include_usage": True}}
     taken = await stream(
         PORT, MODEL, list(request.prompt), request.output, more=more, headers={"X-Session-Id": request.session}
