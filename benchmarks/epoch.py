@@ -28,6 +28,9 @@ from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoa
 from policies.plan import Plan
 
 CAPACITY = Tokens(40_000)
+BLOCK = 16
+DOCUMENT = 40
+"""The blocks of a document."""
 PER_REPLICA = 20
 DECODE_RATE = 25.0
 SETTLING = 30
@@ -57,10 +60,14 @@ class LoadChanges:
 
 
 class SyntheticLoad:
-    """Requests that arrive, grow by one second of decoding per epoch and end, in constant number."""
+    """Requests that arrive, grow by one second of decoding per epoch and end, in constant number.
 
-    def __init__(self, requests: int, seed: int) -> None:
+    With `documents`, every prompt that is long enough begins with one of them.
+    """
+
+    def __init__(self, requests: int, seed: int, documents: int = 0) -> None:
         self._random = random.Random(seed)
+        self._documents = documents
         self._target = requests
         self._sizes: dict[RequestId, Tokens] = {}
         self._ends: dict[RequestId, int] = {}
@@ -88,7 +95,13 @@ class SyntheticLoad:
         output = 1 + int(self._random.expovariate(1 / 1250)) % (CAPACITY // 2)
         size = Tokens(prompt + int(done * output))
         self._sizes[request], self._ends[request] = size, prompt + output
-        return Arrival(request, size)
+        return Arrival(request, size, self._names(prompt // BLOCK) if self._documents else ())
+
+    def _names(self, blocks: int) -> tuple[int, ...]:
+        """The names of a prompt's blocks: those of a document, if it is long enough, and its own."""
+        document, own = self._random.randrange(self._documents), self._documents + self._made
+        begins = DOCUMENT if blocks > DOCUMENT else 0
+        return tuple((document if block < begins else own) << 32 | block for block in range(blocks))
 
 
 TERMS = Terms(

@@ -169,7 +169,7 @@ def _pair(
 
 @dataclass(frozen=True, slots=True)
 class PackingLook:
-    """One look at the cluster, at so many seconds after the begin: its replicas, and all their preemptions so far."""
+    """One look at the cluster, `at_s` seconds after the begin: its replicas, and all their preemptions until then."""
 
     at_s: float
     replicas: int

@@ -7,6 +7,8 @@ Then the live loop runs, with its gatherer, roster, memory and dispatch: reports
 request is placed in every turn of the event loop. The time from the end of one placement to the end of the next is the
 longest that a request can have waited for its turn and its placement.
 
+With `--documents`, prompts share blocks, and sizes are marginal.
+
 Times are processor time, without the part of replicas, Ray and the network. The first two epochs fill the cluster and
 are not counted.
 """
@@ -23,7 +25,7 @@ from dataclasses import asdict, dataclass
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.epoch import CAPACITY, PER_REPLICA, LoadChanges, SyntheticLoad, add_options
+from benchmarks.epoch import BLOCK, CAPACITY, PER_REPLICA, LoadChanges, SyntheticLoad, add_options
 from deployments.api.calls import PlaceCall
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.config import SchedulerConfig
@@ -39,15 +41,15 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide_pool, place
-from policies.decision.limits import Limits, LiveLimits, Terms
+from policies.decision.limits import Limits, LiveLimits, Sizes, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import ENGINE, Pool, Status
 from policies.decision.placement import Place, Queue
 from policies.decision.reports import Roster
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Move, MoveReport, Path
+from policies.prefix.sharing import ActivePrompt, ActivePrompts
 
-BLOCK = 16
 SPARE = 1.3
 """Replicas per replica that the load fills: the planner packs the load, and opens and closes no replica."""
 
@@ -105,16 +107,27 @@ class SyntheticReplicas:
         self._homes: dict[RequestId, ReplicaId] = {}
         self._since: dict[RequestId, float] = {}
         self._records: dict[ReplicaId, list[MigrationRecord]] = {}
+        self._shared = ActivePrompts(BLOCK)
+        self._prompts: dict[RequestId, ActivePrompt] = {}
 
-    def start(self, request: RequestId, tokens: Tokens, replica: ReplicaId, now: float) -> None:
+    def start(self, arrival: Arrival, replica: ReplicaId, now: float) -> None:
         """Start a request on a replica."""
-        self._hosts[replica][request] = tokens
+        request = arrival.id
+        self._hosts[replica][request] = arrival.tokens
         self._homes[request], self._since[request] = replica, now
+        prompt = self._shared.begin(arrival.names, arrival.tokens)
+        if prompt is not None:
+            self._prompts[request] = prompt
+            self._shared.enter(prompt, replica)
 
     def apply(self, changes: LoadChanges) -> None:
         """End and resize requests."""
         for request in changes.departed:
-            del self._hosts[self._homes.pop(request)][request], self._since[request]
+            home, prompt = self._homes.pop(request), self._prompts.pop(request, None)
+            del self._hosts[home][request], self._since[request]
+            if prompt is not None:
+                self._shared.leave(prompt, home)
+                self._shared.end(prompt)
         for request, tokens in changes.sizes.items():
             self._hosts[self._homes[request]][request] = tokens
 
@@ -124,6 +137,9 @@ class SyntheticReplicas:
         if self._homes.get(request) == record.source:
             self._hosts[record.target][request] = self._hosts[record.source].pop(request)
             self._homes[request] = record.target
+            if (prompt := self._prompts.get(request)) is not None:
+                self._shared.leave(prompt, record.source)
+                self._shared.enter(prompt, record.target)
         self._records.setdefault(record.source, []).insert(0, record)
 
     def reports(self, now: float, roster: Roster) -> dict[ReplicaId, ReplicaReport]:
@@ -138,7 +154,7 @@ class SyntheticReplicas:
 
     def _load(self, replica: ReplicaId, now: float) -> ReplicaLoad:
         held = self._hosts[replica]
-        used = sum(-(-tokens // BLOCK) for tokens in held.values())
+        used = sum(-(-tokens // BLOCK) for tokens in held.values()) - self._shared.saved(replica) // BLOCK
         return ReplicaLoad(
             id=replica,
             state=ReplicaState.RUNNING,
@@ -155,11 +171,13 @@ class SyntheticReplicas:
 # --- the parts of an epoch, one after the other -------------------------------------------------------
 
 
-def measure(spec: str, count: int, epochs: int, snapshots: bool = False, seed: int = 0) -> PlannerSpeed:
+def measure(
+    spec: str, count: int, epochs: int, snapshots: bool = False, documents: int = 0, seed: int = 0
+) -> PlannerSpeed:
     """Run the scheduler's decisions with one policy on `count` replicas; the load fills all but the spare ones."""
-    memory, roster = PoolMemory(Terms(spec, LIMITS, placement_ttl_s=10.0)), Roster()
+    memory, roster = PoolMemory(Terms(spec, LIMITS, placement_ttl_s=10.0, sizes=_sizes(documents))), Roster()
     replicas = SyntheticReplicas(count, snapshots)
-    load = SyntheticLoad(int(count / SPARE) * PER_REPLICA, seed)
+    load = SyntheticLoad(int(count / SPARE) * PER_REPLICA, seed, documents)
     seeing, deciding, placing, requests = [], [], [], 0
     made: list[tuple[Move, ...]] = [()]
     for number in tqdm(range(epochs + FILLING), desc=f"{spec}, {count} replicas", leave=False):
@@ -189,13 +207,18 @@ def measure(spec: str, count: int, epochs: int, snapshots: bool = False, seed: i
     return PlannerSpeed(spec, count, requests, epochs, moves, see, see_worst, decide, decide_worst, put, put_worst)
 
 
+def _sizes(documents: int) -> Sizes:
+    """Marginal ones where prompts share blocks."""
+    return Sizes.MARGINAL if documents else Sizes.BLIND
+
+
 def _place(memory: PoolMemory, replicas: SyntheticReplicas, arrival: Arrival, now: float) -> float:
     """Place one arrival; the seconds it takes."""
     began = time.process_time()
     decision = place(memory, arrival, now)
     took = time.process_time() - began
     assert isinstance(decision, Place | Queue)
-    replicas.start(arrival.id, arrival.tokens, decision.replica, now)
+    replicas.start(arrival, decision.replica, now)
     return took
 
 
@@ -215,7 +238,7 @@ class LivePath:
     Implements `Reporters` and `Sources`.
     """
 
-    def __init__(self, spec: str, count: int, snapshots: bool, seed: int) -> None:
+    def __init__(self, spec: str, count: int, snapshots: bool, documents: int, seed: int) -> None:
         self.now = 0.0
         self.replicas = SyntheticReplicas(count, snapshots)
         self.roster = Roster()
@@ -223,11 +246,12 @@ class LivePath:
         self.work: list[float] = []
         self.waits: list[float] = []
         self.freezing: list[float] = []
-        self._load = SyntheticLoad(int(count / SPARE) * PER_REPLICA, seed)
+        self._load = SyntheticLoad(int(count / SPARE) * PER_REPLICA, seed, documents)
         self._answers: dict[ReplicaId, bytes] = {}
         self._ordered: list[MigrationRecord] = []
         self._arrived: list[Arrival] = []
-        config = SchedulerConfig(policy=spec, bounds=(1, count), linger_s=1e9, foresight_s=0.0)
+        sizes = _sizes(documents)
+        config = SchedulerConfig(policy=spec, bounds=(1, count), linger_s=1e9, foresight_s=0.0, sizes=sizes)
         telemetry = Telemetry()
         dispatch = Dispatch(self, Records(telemetry))
 
@@ -287,7 +311,7 @@ class LivePath:
     def _place(self, arrival: Arrival) -> None:
         decision = self._epochs.place(PlaceCall(arrival, "", ()), ())
         assert isinstance(decision, Place | Queue)
-        self.replicas.start(arrival.id, arrival.tokens, decision.replica, self.now)
+        self.replicas.start(arrival, decision.replica, self.now)
 
 
 class SteadyListing:
@@ -352,9 +376,11 @@ class SteadyScaler:
         """See `Scaler.drain`."""
 
 
-async def measure_live(spec: str, count: int, epochs: int, snapshots: bool = False, seed: int = 0) -> LiveSpeed:
+async def measure_live(
+    spec: str, count: int, epochs: int, snapshots: bool = False, documents: int = 0, seed: int = 0
+) -> LiveSpeed:
     """Run the live scheduler's loop with one policy on `count` replicas."""
-    live = LivePath(spec, count, snapshots, seed)
+    live = LivePath(spec, count, snapshots, documents, seed)
     for number in tqdm(range(FILLING + epochs), desc=f"{spec}, {count} replicas, live", leave=False):
         await live.epoch()
         if number < FILLING:
@@ -379,10 +405,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description="Speed of the live planner.")
     add_options(parser, [10, 100, 1000], 30)
     parser.add_argument("--snapshots", action="store_true", help="reports hold all requests instead of changes")
+    parser.add_argument("--documents", type=int, default=0, help="number of documents that prompts begin with; 0: none")
     options = parser.parse_args(argv)
     gc.freeze()
     cases = [
-        (spec, n, options.epochs, options.snapshots) for spec in options.policy or ["pack"] for n in options.replicas
+        (spec, n, options.epochs, options.snapshots, options.documents)
+        for spec in options.policy or ["pack"]
+        for n in options.replicas
     ]
     speeds = [measure(*case) for case in cases]
     lives = [asyncio.run(measure_live(*case)) for case in cases]

@@ -9,9 +9,8 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from operator import attrgetter
 
 from policies.cluster.changes import Crossing
@@ -537,13 +536,15 @@ class Cluster:
         if request.prompt is None or self.prompts is None:
             return Size(request.tokens)
         own = None if request.replica is None else request.replica.id
-        return Size(request.tokens, self.prompts.sharers(request.prompt, own))
+        return Size(request.tokens, request.prompt, self.prompts.block_tokens, own)
 
     def size_on(self, request: Request, replica: Replica) -> int:
         """The tokens that the request adds to a replica, or has added to its own."""
         if request.prompt is None or self.prompts is None:
             return request.tokens
-        return request.tokens - self.prompts.shared(request.prompt, replica.id, int(request.replica is replica))
+        return (
+            request.tokens - request.prompt.shared(replica.id, request.replica is replica) * self.prompts.block_tokens
+        )
 
     def distinct(self, requests: Iterable[Request]) -> int:
         """The distinct tokens of requests, if all of them were on one replica."""
@@ -566,9 +567,8 @@ class Cluster:
 
         Considers only replicas that accept requests and for which `accept` is true.
         """
-        if size.shared:
-            for found in self._sharing(size, accept, False):
-                return found
+        for found in self._sharing(size, accept, False):
+            return found
         return self._index().tightest(self.need(size.tokens), accept)
 
     def widest(self, size: Size, accept: Callable[[Replica], object] | None = None) -> Replica | None:
@@ -578,7 +578,7 @@ class Cluster:
         Considers only replicas that accept requests and for which `accept` is true.
         """
         found = self._index().widest(self.need(size.tokens), accept)
-        if not size.shared:
+        if size.prompt is None:
             return found
         sharing = list(self._sharing(size, accept, True))
         return choose([*sharing, *([] if found is None else [found])], size, True)
@@ -589,7 +589,7 @@ class Cluster:
         """The best fit among the replicas of one node, or with `widest` the worst fit; as everywhere."""
         need = self.need(size.tokens)
         on_node = self._index().on_node(node)
-        if not size.shared:
+        if size.prompt is None:
             fitting = (r for r in on_node if r.accepts and r.room >= need and accept(r))
             return (max if widest else min)(fitting, key=lambda r: (r.room, r.order), default=None)
         return choose([r for r in on_node if r.accepts and self._takes(r, size) and accept(r)], size, widest)
@@ -794,26 +794,20 @@ class Cluster:
         return replica.has_room(self.need(on), self.need(size.tokens))
 
     def _sharing(self, size: Size, accept: Callable[[Replica], object] | None, widest: bool) -> Iterator[Replica]:
-        """The best replica with room of those that share equally much of a request, those first that share most."""
+        """The best replica with room of each of a size's groups, those first that share most."""
 
         def takes(replica: Replica) -> bool:
             return replica.accepts and self._takes(replica, size) and (accept is None or bool(accept(replica)))
 
-        index = self._index()
         for shared, group in size.groups():
-            if len(group) * 8 < len(self.replicas):
+            if len(group) * len(group) <= len(self.replicas):
                 found = choose([r for r in map(self.replicas.get, group) if r is not None and takes(r)], size, widest)
             else:
-                # Many replicas share it: the index finds one after a few looks.
-                best = index.widest if widest else index.tightest
-                found = best(self.need(size.tokens - shared), partial(_is_of, group, takes))
+                # Of a large group, the index finds one after a few looks.
+                best = self._index().widest if widest else self._index().tightest
+                found = best(self.need(size.tokens - shared), takes, group)
             if found is not None:
                 yield found
-
-
-def _is_of(group: Container[ReplicaId], takes: Callable[[Replica], bool], replica: Replica) -> bool:
-    """True if a replica is one of the group and takes the request."""
-    return replica.id in group and takes(replica)
 
 
 def _count(adapters: dict[AdapterId, int], adapter: AdapterId, change: int) -> None:

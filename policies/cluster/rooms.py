@@ -8,9 +8,10 @@ order of activation, the bits above them its room.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from policies.cluster.replica import Replica
+from policies.model import ReplicaId
 
 _BITS = 32
 _ORDER = (1 << _BITS) - 1
@@ -53,21 +54,37 @@ class Rooms:
         if replica in self._key_of:
             self._touched[replica] = None
 
-    def tightest(self, need: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
-        """The replica with the least room that is at least `need` tokens; of equals the oldest."""
+    def tightest(
+        self,
+        need: int,
+        accept: Callable[[Replica], object] | None = None,
+        among: Container[ReplicaId] | None = None,
+    ) -> Replica | None:
+        """The replica with the least room that is at least `need` tokens; of equals the oldest. None: `among` all."""
         keys, by_order = self._sorted(), self._by_order
         for index in range(bisect_left(keys, need << _BITS), len(keys)):
             replica = by_order[keys[index] & _ORDER]
+            if among is not None and replica.id not in among:
+                continue
             if replica.accepts and (accept is None or accept(replica)):
                 return replica
         return None
 
-    def widest(self, need: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
-        """The replica with the most room, if that is at least `need` tokens; of equals the youngest."""
+    def widest(
+        self,
+        need: int,
+        accept: Callable[[Replica], object] | None = None,
+        among: Container[ReplicaId] | None = None,
+    ) -> Replica | None:
+        """The replica with the most room, if that is at least `need` tokens; of equals the youngest. `among` is as in
+        `tightest`.
+        """
         for key in reversed(self._sorted()):
             if key >> _BITS < need:
                 return None
             replica = self._by_order[key & _ORDER]
+            if among is not None and replica.id not in among:
+                continue
             if replica.accepts and (accept is None or accept(replica)):
                 return replica
         return None

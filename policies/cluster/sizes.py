@@ -1,33 +1,48 @@
 """A request's size on each replica, where the blocks that it shares with the requests there count once."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 from policies.cluster.replica import Replica
 from policies.model import ReplicaId
+from policies.prefix.sharing import ActivePrompt
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`tokens`, of which a replica's other requests have as many as in `shared`, none if it is not there."""
+    """The size of a request of `tokens` tokens. With a `prompt`, it needs none for the blocks of `block_tokens` tokens
+    of its prompt that other requests of a replica use. The request itself uses those of replica `own` (None: of none).
+
+    It follows the prompts of running requests, so it is for use before the cluster's next change.
+    """
 
     tokens: int
-    shared: Mapping[ReplicaId, int] = field(default_factory=dict)
+    prompt: ActivePrompt | None = None
+    block_tokens: int = 0
+    own: ReplicaId | None = None
 
     def on(self, replica: Replica) -> int:
         """The tokens that a replica needs for it."""
-        return self.tokens - self.shared.get(replica.id, 0)
+        if self.prompt is None:
+            return self.tokens
+        return self.tokens - self.prompt.shared(replica.id, replica.id == self.own) * self.block_tokens
 
     def plus(self, tokens: int) -> "Size":
         """The size of a request that is larger by some tokens of its own."""
-        return Size(self.tokens + tokens, self.shared)
+        return Size(self.tokens + tokens, self.prompt, self.block_tokens, self.own)
 
-    def groups(self) -> Iterable[tuple[int, Collection[ReplicaId]]]:
-        """The replicas that share equally many tokens, and this number, the largest first."""
-        found: dict[int, dict[ReplicaId, None]] = {}
-        for replica, shared in self.shared.items():
-            found.setdefault(shared, {})[replica] = None
-        return sorted(found.items(), reverse=True, key=lambda group: group[0])
+    def groups(self) -> Iterator[tuple[int, Collection[ReplicaId]]]:
+        """A number of tokens and the replicas that share these or more, those first that share most.
+
+        A replica is in a group again if it shares more, and the own one in any case.
+        """
+        if self.prompt is None:
+            return
+        known = 0 if self.own is None else 1
+        for node in self.prompt.upwards():
+            if len(node.users) > known:
+                known = len(node.users)
+                yield node.blocks * self.block_tokens, node.users
 
 
 def choose(replicas: Iterable[Replica], size: Size, widest: bool) -> Replica | None:

@@ -17,7 +17,7 @@ Names are those of full blocks (`policies.prefix.names`): equal names stand for 
 An engine computes the last token of every prompt itself, so a block that ends with this token is never shared.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from policies.model import ReplicaId
@@ -45,6 +45,15 @@ class ActivePrompt:
         while node.parent is not None:
             yield node
             node = node.parent
+
+    def shared(self, replica: ReplicaId, own: int = 0) -> int:
+        """The number of the prompt's blocks that requests on a replica use; `own` uses are those of this prompt's."""
+        node = self
+        while node.parent is not None:
+            if node.users.get(replica, 0) > own:
+                return node.blocks
+            node = node.parent
+        return 0
 
     @property
     def is_shared(self) -> bool:
@@ -117,27 +126,6 @@ class ActivePrompts:
                 del node.users[replica]
         self._save(replica, -shared)
         return shared
-
-    def shared(self, prompt: ActivePrompt, replica: ReplicaId, own: int = 0) -> int:
-        """The tokens of the prompt's blocks that requests on a replica have, without `own` uses by one with this
-        prompt.
-        """
-        for node in prompt.upwards():
-            if node.users.get(replica, 0) > own:
-                return node.blocks * self.block_tokens
-        return 0
-
-    def sharers(self, prompt: ActivePrompt, own: ReplicaId | None = None) -> Mapping[ReplicaId, int]:
-        """The tokens that replicas share with the prompt, those with the longest part first.
-
-        Of replica `own`, one use is that of the prompt's own request.
-        """
-        found: dict[ReplicaId, int] = {}
-        for node in prompt.upwards():
-            for replica, count in node.users.items():
-                if replica not in found and (count > 1 or replica != own):
-                    found[replica] = node.blocks * self.block_tokens
-        return found
 
     def saved(self, replica: ReplicaId) -> int:
         """The tokens by which the sizes of a replica's requests exceed its distinct tokens."""

@@ -20,6 +20,13 @@ def test_load_lasts_for_all_epochs(benchmark: ModuleType, tmp_path: Path) -> Non
         assert all(value > 0 for name, value in speed.items() if name.endswith("_ms"))
 
 
+def test_planner_runs_with_prompts_that_share_blocks(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    planner.main(["--replicas", "13", "--epochs", "4", "--documents", "3", "--json", str(figures)])
+    (speed,) = json.loads(figures.read_text())["parts"]
+    assert speed["requests"] > 100 and speed["place_p50_ms"] > 0
+
+
 def test_bare_epochs_time_every_part() -> None:
     times = floor.measure(replicas=10, epochs=5)
     assert {name: len(found) for name, found in times.items()} == {"out": 5, "sizes": 5, "sizes, numpy": 5, "in": 5}

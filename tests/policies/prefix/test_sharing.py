@@ -57,7 +57,7 @@ class Requests:
 
     def size(self, number: int, replica: ReplicaId = A, own: int = 0) -> int:
         prompt = self.prompts[number]
-        return self.tokens[number] - (self.tree.shared(prompt, replica, own) if prompt is not None else 0)
+        return self.tokens[number] - (BLOCK * prompt.shared(replica, own) if prompt is not None else 0)
 
 
 @unhurried
@@ -80,11 +80,9 @@ def test_leaving_frees_what_coming_again_would_take(wanted: list[tuple[list[int]
     for number in range(len(wanted)):
         requests.enter(number)
     number = data.draw(st.sampled_from(range(len(wanted))))
-    would_free, prompt = requests.size(number, own=1), requests.prompts[number]
-    assert prompt is None or requests.tree.sharers(prompt, A).get(A, 0) == requests.tokens[number] - would_free
+    would_free = requests.size(number, own=1)
     freed = requests.leave(number)
     assert freed == would_free == requests.size(number)
-    assert prompt is None or requests.tree.sharers(prompt).get(A, 0) == requests.tokens[number] - freed
     assert freed == distinct(wanted) - distinct([each for i, each in enumerate(wanted) if i != number])
     assert requests.enter(number) == freed
 
@@ -132,13 +130,13 @@ def test_a_query_finds_what_a_request_would_share(
     for number in range(len(wanted)):
         requests.enter(number, (A, B)[number % 2])
     asked = requests.tree.find(names(path), size(path, rest))
-    sharers = {} if asked is None else requests.tree.sharers(asked)
+    shared = [0, 0] if asked is None else [asked.shared(A), asked.shared(B)]
     requests.tree.check_integrity()
     begun = requests.tree.begin(names(path), size(path, rest))
     assert (begun is None) == (asked is None)
-    assert begun is None or requests.tree.sharers(begun) == sharers
+    assert begun is None or [begun.shared(A), begun.shared(B)] == shared
     here = wanted[::2]
-    assert size(path, rest) - sharers.get(A, 0) == distinct([*here, (path, rest)]) - distinct(here)
+    assert size(path, rest) - BLOCK * shared[0] == distinct([*here, (path, rest)]) - distinct(here)
 
 
 @pytest.mark.parametrize(("tokens", "shared"), [(8, 4), (9, 8), (100, 8)])
