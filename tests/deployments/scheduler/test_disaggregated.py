@@ -1,0 +1,99 @@
+"""Prefill and decoding on replicas of their own: the live scheduler, and real migrations between fake engines."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from deployments.api.calls import PlaceCall
+from deployments.config import SchedulerConfig
+from deployments.engine.tokens import expected
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.deployment import LiveScheduler
+from migration.protocol.record import MigrationRecord, Outcome
+from policies.cluster.changes import Arrival
+from policies.cost.lines import Line
+from policies.decision.limits import Mode
+from policies.decision.placement import Place
+from policies.model import ReplicaId, ReplicaLoad, ReplicaState, Role
+from policies.paths.beliefs import Profile
+from policies.plan import Path, Reason
+from tests.deployments.engine.fake_engine import prompt_of
+from tests.deployments.scheduler.fakes import AnsweringReplica, FakeListing, FakeMembership, Present, Reporting
+from tests.deployments.scheduler.test_scheduler import FakeScaler
+from tests.migration.world import LIMITS, Pair, Replica, make_pair, spec
+from tests.virtual_time import now
+
+pytestmark = pytest.mark.virtual_time
+
+PROFILE = Profile("node", "cache", 1.0, Line.of(1000.0))
+
+
+class PairFleet:
+    """Implements `RemoteReplicas[ControlApi]` for a pair of replicas."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._replicas = {replica.id: replica for replica in (pair.a, pair.b)}
+        self._reporting = Reporting()
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
+        return AnsweringReplica(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+    async def answer(self, replica: ReplicaId, call: str, *args: Any) -> Any:
+        asked = self._replicas[replica]
+        await asyncio.sleep(0)
+        if call == "move":
+            order, target, _ = args
+            return asked.moves.start(order, target)
+        _, version = args
+        return self._reporting.report(self._present(asked), version, now())
+
+    def _present(self, replica: Replica) -> Present:
+        stats = replica.engine.stats()
+        load = ReplicaLoad(
+            replica.id,
+            ReplicaState.RUNNING,
+            "node",
+            stats.capacity_tokens,
+            stats.block_size,
+            stats.free_blocks,
+            stats.max_requests,
+            tuple(replica.host.loads()),
+            "model",
+        )
+        return Present(load, tuple(replica.moves.records()), PROFILE)
+
+
+async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other() -> None:
+    pair = make_pair(step_s=0.02)
+    pair.a.engine.prefill_tokens = pair.b.engine.prefill_tokens = 8
+    config = SchedulerConfig(policy="best_fit", mode=Mode.ACT, epoch_s=0.5, bounds=(2, 2), prefill_replicas=1)
+    ids = (pair.a.id, pair.b.id)
+    listing, fleet = FakeListing(dict.fromkeys(ids)), PairFleet(pair)
+    core = LiveScheduler(
+        ReplicaId("s"), config, 3, fleet, FakeMembership(*ids), listing, FakeScaler(2), Telemetry(), now, now
+    )
+    loop = asyncio.create_task(core.run())
+    await core._epochs.ready.wait()
+    await asyncio.sleep(1.0)
+    role = {r["id"]: r["role"] for r in (await core.state())["replicas"]}
+    assert sorted(role.values()) == [Role.DECODE, Role.PREFILL]
+    (prefills,) = (replica for replica, its in role.items() if its == Role.PREFILL)
+    asked = []
+    for number in range(5):
+        request = spec(f"r{number}", prompt=100, tokens=40)
+        (placed,) = await core.place((PlaceCall(Arrival(request.id, request.prompt_tokens), "", ()),))
+        assert isinstance(placed, Place) and placed.replica == prefills
+        asked.append((request, pair.submit(request, placed.replica)))
+        await asyncio.sleep(0.15)
+    for request, cursor in asked:
+        assert await pair.finished(cursor) == expected(prompt_of(request), 40)
+    await pair.both_idle()
+    loop.cancel()
+    records: list[MigrationRecord] = pair.replica(prefills).moves.records()
+    assert [(r.outcome, r.path, r.trigger) for r in records] == [(Outcome.COMMITTED, Path.KV, Reason.DISAGGREGATE)] * 5
+    assert all(r.rounds > LIMITS.copy.max_rounds and r.tokens == 101 for r in records), "each followed its prefill"
+    assert not [r for r in (pair.a, pair.b) if r.id != prefills and r.moves.records()]
