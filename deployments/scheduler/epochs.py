@@ -140,7 +140,7 @@ class Epochs:
             self._slices = 0
 
     def _await_prefills(self) -> None:
-        """Run the next epoch soon if a prefill is to be moved as soon as it has begun."""
+        """Run the next epoch soon while a prefill waits for its move."""
         if awaits_prefills(self._memory.pool()):
             self.hurry()
 

@@ -22,8 +22,8 @@ _BEGINS = (None, Phase.WAITING, Phase.PREFILL)
 def assign_roles(memory: PoolMemory) -> None:
     """Assign every running replica its role. Prefill replicas stay what they are, as long as they run.
 
-    All replicas have both roles unless plans are carried out, more replicas run than are to be for prefills, and all of
-    them can exchange KV.
+    All replicas have both roles unless plans are carried out, more than `prefill_replicas` of them run, and all can
+    exchange KV.
     """
     cluster, count = memory.cluster, memory.terms.prefill_replicas
     running = cluster.running()
@@ -80,7 +80,7 @@ def _hand_over(memory: PoolMemory, request: Request, barred: Barred) -> None:
 
 
 def awaits_prefills(memory: PoolMemory) -> bool:
-    """True if a request on a prefill replica is about to begin or prefills, and is to be moved soon."""
+    """True if a request on a prefill replica has no token and no move yet."""
     if not memory.terms.prefill_replicas:
         return False
     prefills = (replica for replica in memory.cluster.running() if replica.role is Role.PREFILL)

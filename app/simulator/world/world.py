@@ -296,7 +296,7 @@ class World:
         self._await_prefills()
 
     def _await_prefills(self) -> None:
-        """Have an early epoch move a prefill as soon as it has begun, if it is to be moved."""
+        """Ask for an early epoch while a prefill waits for its move."""
         if awaits_prefills(self._memory):
             self._ask_early()
 
