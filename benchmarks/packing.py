@@ -10,7 +10,6 @@ live limits. What is kept free differs:
     live     the largest recent rise within a start-up, by default; an empty replica lingers for a start-up
     slack    one replica
     nothing  new replicas open only once something waits
-    level    as `live`, with a service level: first tokens within 2 s, gaps within 200 ms
 
 The bound is the least number of replicas that the workload's requests need at a time, with shared blocks once.
 """
@@ -41,7 +40,6 @@ from benchmarks.routing.case import RoutedRequest, with_answers
 from benchmarks.routing.live import PORT, RoutedAnswer, ask_mell, send
 from benchmarks.servers import mell
 from deployments.engine.pace import Pace
-from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, Sizes, Terms
 from policies.model import Tokens
 
@@ -52,15 +50,12 @@ CAPACITY = Tokens(13_698)
 """The simulator's default."""
 COSTS = "a100-40g-13b-pcie"
 WINDOW = Window(120.0, 420.0)
-LEVEL = ServiceLevel(2.0, 0.2)
 RATES: Mapping[str, float] = {"react_like": 4.0, "loogle_at_once": 6.0, "loogle_like": 6.0, "sharegpt_like": 3.0}
 """Sessions per second in simulations."""
-LIMITS = Limits(cooldown_s=COOLDOWN_S, foresight_s=STARTUP_S, linger_s=STARTUP_S)
-KEPT: Mapping[str, tuple[Limits, ServiceLevel | None]] = {
-    "live": (LIMITS, None),
-    "slack": (Limits(cooldown_s=COOLDOWN_S, slack=1.0), None),
-    "nothing": (Limits(cooldown_s=COOLDOWN_S), None),
-    "level": (LIMITS, LEVEL),
+KEPT: Mapping[str, Limits] = {
+    "live": Limits(cooldown_s=COOLDOWN_S, foresight_s=STARTUP_S, linger_s=STARTUP_S),
+    "slack": Limits(cooldown_s=COOLDOWN_S, slack=1.0),
+    "nothing": Limits(cooldown_s=COOLDOWN_S),
 }
 
 LIVE_WORKLOAD = "react_like"
@@ -80,7 +75,7 @@ PACE = Pace(
 """Engines with room for 4,096 tokens: their memory is scarce, and not their speed."""
 MOST_REPLICAS = 10
 WARMUP_S = 30.0
-ENDS_S = 120.0
+ENDS_S = 90.0
 """Live sessions begin until then; replicas and requests count from the warm-up's end."""
 LOOK_S = 0.5
 
@@ -90,7 +85,6 @@ LOOK_S = 0.5
 
 def simulated(workload: str, kept: str, sizes: Sizes | None, seed: int) -> SimulationRun:
     """A simulation; without `sizes` that of the lower bound."""
-    limits, level = KEPT[kept]
     jobs = draw(
         Recipe(Poisson(RATES[workload], SHAPES[workload]), None, WINDOW.horizon_s, CAPACITY, block_tokens=BLOCK), seed
     )
@@ -98,10 +92,9 @@ def simulated(workload: str, kept: str, sizes: Sizes | None, seed: int) -> Simul
         CAPACITY,
         horizon_s=WINDOW.horizon_s,
         min_replicas=1,
-        limits=limits,
+        limits=KEPT[kept],
         moves_at_once=Terms().moves_at_once,
         moves_per_replica=Terms().moves_per_replica,
-        service=level,
         block_tokens=BLOCK,
         sizes=sizes or Sizes.MARGINAL,
     )
