@@ -161,7 +161,10 @@ async def _close_one() -> float:
     """Drain the replica with the most cached blocks; the seconds until it has gone. Raises TimeoutError."""
     await asyncio.sleep(CLOSED_S)
     async with ApiClient(f"http://127.0.0.1:{PORT}", timeout_s=30.0) as client:
-        replicas = (await client.state())["replicas"]
+        replicas: list[dict[str, Any]] = []
+        while not replicas:  # As long as a busy scheduler has never answered.
+            await asyncio.sleep(0.1)
+            replicas = (await client.state())["replicas"]
         fullest = max(replicas, key=lambda r: r["cache"]["hbm"]["active"] + r["cache"]["hbm"]["historical"])["id"]
         ordered = time.perf_counter()
         await client.drain(fullest)
