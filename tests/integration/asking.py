@@ -34,9 +34,9 @@ async def ask(http: httpx.AsyncClient, case: Case, label: str) -> ServerAnswer:
     return replace(answer, broken=broken)
 
 
-async def ask_all(url: str, cases: Iterable[Case]) -> dict[int, ServerAnswer]:
+async def ask_all(url: str, cases: Iterable[Case], at_once: int = AT_ONCE) -> dict[int, ServerAnswer]:
     """The answers of a server, by case."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(at_once)
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http:
 
         async def one(case: Case) -> tuple[int, ServerAnswer]:

@@ -60,12 +60,19 @@ def bare(stage: Stage) -> dict[int, ServerAnswer]:
 
 
 def answers_of_vllm(stage: Stage, cases: Sequence[Case]) -> dict[int, ServerAnswer]:
-    """The answers of vLLM's own server, by case. It has ended before Mell starts: each engine takes gigabytes."""
+    """The answers of vLLM's own server, by case. It has ended before Mell starts: each engine takes gigabytes.
+
+    Requests with a budget of reasoning come last, one by one: if one ends while it reasons, vLLM's batch may keep its
+    budget for the request that takes its row, and forces the end of reasoning upon that (`history.drop_budgets`).
+    """
     stage.clear()
+    budgeted = [case for case in cases if "thinking_token_budget" in case.asked]
+    others = [case for case in cases if case not in budgeted]
     adapters = {**ADAPTER_KWARGS, "lora_modules": stage.lora_modules}
     rig = replace(Rig(), extra={**ENGINE, **THINKING_KWARGS, **FRONTEND_KWARGS, **adapters})
     with bare_vllm(free_port(), rig) as port:
-        return asyncio.run(ask_all(f"http://127.0.0.1:{port}", cases))
+        url = f"http://127.0.0.1:{port}"
+        return asyncio.run(ask_all(url, others)) | asyncio.run(ask_all(url, budgeted, at_once=1))
 
 
 def test_vllm_answers_what_it_has_to(bare: dict[int, ServerAnswer]) -> None:
