@@ -124,8 +124,8 @@ def test_arrivals_go_to_prefill_replicas_whoever_has_room(spec: str) -> None:
 
 
 def test_arrivals_go_where_their_prefill_begins_soonest() -> None:
-    """Whatever the policy would pack."""
-    made = watcher(prefills=2)
+    """Best fit would pack all but the last onto the replica of the first."""
+    made = watcher(prefills=2, spec="best_fit")
     made.decide(observed("a: | b: | c: p50 | d: q60"))
     assert roles(made) == "A B c d"
     prompts = (("k", 40), ("l", 20), ("m", 10), ("n", 30), ("o", 10))
