@@ -60,6 +60,7 @@ TURNS = {
     "emptied": 4,
     "emptied_without_copies": 4,
     "to_its_end": 6,
+    "disaggregated": 4,
     "paced": 5,
     "bare": 0,
 }
@@ -193,6 +194,12 @@ def paced(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def disaggregated(stage: Stage) -> Application:
+    """Three replicas that keep the pace of a GPU, one of them for prefills."""
+    return stage.show("disaggregated", _disaggregated())
+
+
+@pytest.fixture
 def emptied(stage: Stage) -> Application:
     """Two replicas that keep the pace of a GPU, until a test empties one."""
     return stage.show("emptied", _emptied("auto"))
@@ -313,6 +320,16 @@ def _emptied(copies: str) -> dict[str, Any]:
     args["scheduler"] = {"mode": "off", "epoch_s": 0.5}
     args["ingress"] |= {"place_timeout_s": 10.0, "frontend_kwargs": CACHED_KWARGS}
     args["cache"] = {"copies": copies}
+    return config
+
+
+def _disaggregated() -> dict[str, Any]:
+    config = _emptied("off")
+    args = config["applications"][0]["args"]
+    args["engine_kwargs"] |= {"max_num_batched_tokens": 256, "prefill_tokens_per_s": 1000.0}
+    args["deployment_config"]["autoscaling_config"] = {"min_replicas": 3, "max_replicas": 3}
+    args["scheduler"] = {"policy": "pack", "mode": "act", "epoch_s": 0.5, "cooldown_s": 1.0}
+    args["disaggregation"] = {"mode": "static", "prefill_replicas": 1}
     return config
 
 

@@ -1,0 +1,47 @@
+"""Prefill and decoding on replicas of their own, on paced engines: who computes what, and that no stream notices."""
+
+import asyncio
+from collections import Counter
+
+from benchmarks.chaos.offers import undisturbed
+from tests.integration.application import Answer, Application, Client, eventually, prompt, total
+
+STREAMS, LONG, OUTPUT = 6, 2000, 150
+"""A prefill takes two seconds."""
+
+
+async def roles(client: Client) -> dict[str, str]:
+    """The replicas' roles, once one is for prefills."""
+    found: dict[str, str] = {}
+
+    async def assigned() -> bool:
+        found.update({replica["id"]: replica["role"] for replica in await client.running()})
+        return Counter(found.values()) == {"prefill": 1, "decode": 2}
+
+    await eventually(assigned)
+    return found
+
+
+async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_others(disaggregated: Application) -> None:
+    async with disaggregated.client() as client:
+        role = await roles(client)
+        (prefills,) = (replica for replica, its in role.items() if its == "prefill")
+        answers = [Answer() for _ in range(STREAMS)]
+        prompts = [prompt(LONG, f"disaggregated {number}") for number in range(STREAMS)]
+        reading = []
+        for number, (answer, tokens) in enumerate(zip(answers, prompts, strict=True)):
+            reading.append(asyncio.create_task(client.stream(answer, tokens, OUTPUT, f"disaggregated-{number}")))
+            await asyncio.sleep(0.3)
+        await asyncio.gather(*reading)
+        records = [m for m in await client.migrations() if m["trigger"] == "disaggregate"]
+        for answer, tokens in zip(answers, prompts, strict=True):
+            assert answer.finish == "length" and answer.text == undisturbed(tuple(tokens), OUTPUT)
+        assert [r["path"] for r in records if r["outcome"] == "committed"] == ["kv"] * STREAMS, records
+        assert {r["source"] for r in records} == {prefills} and prefills not in {r["target"] for r in records}
+        assert sum(r["waited_s"] > 0.2 and r["rounds"] > 2 for r in records) > STREAMS / 2, (
+            "followed during the prefill"
+        )
+        moved = total(await client.metrics(), "mell_migrations_total", reason="disaggregate", outcome="committed")
+        assert moved == STREAMS
+        await client.idle()
+        assert await roles(client) == role
