@@ -14,7 +14,7 @@ from app.cli.terminal import Terminal
 from app.client.documents import Records, ReplicaDocument, ScalingDocument, ServiceDocument, StateDocument
 from migration.protocol.record import Outcome
 from policies.decision.scaling import ScaleDownBlock, ScaleUp
-from policies.model import Phase, ReplicaState
+from policies.model import Phase, ReplicaState, Role
 from policies.precedence import DEFAULT_CLASS
 
 _STALE_S = 5.0
@@ -142,8 +142,10 @@ def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
 
 
 def styled_state(replica: ReplicaDocument) -> Text:
-    """A replica's state in its colour."""
-    return Text(replica.state, next((style for state, style in _STATES.items() if state == replica.state), "cyan"))
+    """A replica's state in its colour, with its role if it has one."""
+    style = next((style for state, style in _STATES.items() if state == replica.state), "cyan")
+    role = f" {replica.role}" if replica.role != Role.BOTH else ""
+    return Text.assemble((replica.state, style), role)
 
 
 def totals(state: StateDocument) -> Text:

@@ -10,7 +10,7 @@ from typing import Any
 
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
-from policies.model import Phase, ReplicaState
+from policies.model import Phase, ReplicaState, Role
 from policies.plan import Path, Reason
 from policies.precedence import DEFAULT_CLASS
 
@@ -47,6 +47,7 @@ class ReplicaDocument:
     capacity_tokens: int
     preemptions: int
     requests: tuple[RequestDocument, ...]
+    role: str = Role.BOTH
 
     @property
     def waiting(self) -> int:
@@ -293,6 +294,7 @@ def _replica(item: Mapping[str, Any]) -> ReplicaDocument:
         capacity_tokens=int(item["capacity_tokens"] or 0),
         preemptions=int(item["preemptions"]),
         requests=tuple(_request(request) for request in item["requests"]),
+        role=str(item.get("role", Role.BOTH)),
     )
 
 

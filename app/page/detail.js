@@ -2,7 +2,7 @@
 
 import { KINDS, predicted, took } from "./model.js";
 import { Refused, order } from "./link.js";
-import { age, clock, make, percent, seconds, short, text, whole } from "./words.js";
+import { age, clock, make, percent, seconds, short, stateAndRole, text, whole } from "./words.js";
 
 const by = (id) => document.getElementById(id);
 
@@ -102,7 +102,7 @@ export class Detail {
     text(by("detail-sub"), now ? id : `${id}: gone`);
     if (!replica) return;
     this.#facts([
-      ["State", replica.state.toLowerCase()],
+      ["State", stateAndRole(replica)],
       ["Node", replica.node || "–"],
       ["KV tokens", `${whole(replica.used)} of ${whole(replica.capacity)}, ${percent(replica.used / replica.capacity)}`],
       ...cacheFacts(replica.cache),

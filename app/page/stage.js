@@ -3,7 +3,7 @@
 import { KINDS } from "./model.js";
 import { blocks, columns } from "./layout.js";
 import { Painter } from "./paint.js";
-import { age, percent, whole } from "./words.js";
+import { age, percent, stateAndRole, whole } from "./words.js";
 
 const GROW_MS = 950;
 const FLY_MS = 750;
@@ -244,9 +244,10 @@ export class Stage {
     this.#request();
   }
 
-  #summary({ state, used, capacity, requests }) {
+  #summary(replica) {
+    const { used, capacity, requests } = replica;
     const count = `${requests.length} ${requests.length === 1 ? "request" : "requests"}`;
-    return `${state.toLowerCase()}, ${count}, ${percent(used / capacity)} of ${whole(capacity)} tokens`;
+    return `${stateAndRole(replica)}, ${count}, ${percent(used / capacity)} of ${whole(capacity)} tokens`;
   }
 
   #describe({ kind, tokens, phase, born, why }) {

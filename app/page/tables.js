@@ -1,7 +1,7 @@
 // The tables of migrations and of replicas.
 
 import { predicted, took } from "./model.js";
-import { clock, make, percent, seconds, short, text, whole } from "./words.js";
+import { clock, make, percent, seconds, short, stateAndRole, text, whole } from "./words.js";
 
 const OUTCOMES = { committed: "moved", aborted: "stayed", refused: "refused" };
 
@@ -81,7 +81,7 @@ export class Listing {
     if (!this.details.open) return;
     this.rows.update(this.last, (r) => [
       { value: r.id, open: () => this.select({ replica: r.id }) },
-      { value: r.state.toLowerCase(), kind: r.state.toLowerCase() },
+      { value: stateAndRole(r), kind: r.state.toLowerCase() },
       { value: short(r.node), title: r.node },
       number(whole(r.requests.length)),
       number(whole(r.used)),

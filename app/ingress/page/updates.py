@@ -7,7 +7,7 @@ numbers:
     requests    [number, id, label, replica, phase, null or why it is immovable, hop, born, tokens], new or changed
     gone        numbers of requests that have disappeared
     grown       the growth of each request in tokens; 0 for requests that are new or changed in this delta
-    replicas    [id, state, node, capacity in tokens, preemptions], new and changed ones
+    replicas    [id, state, node, capacity in tokens, preemptions, role], new and changed ones
     left        ids of replicas that have disappeared
     used        the tokens in blocks that are not free, of every replica
     caches      [active, historical and blank blocks, prompt tokens, cached ones, blocks in host memory] of every
@@ -30,6 +30,7 @@ MIGRATIONS = 100
 POINTS = 400
 """Five minutes."""
 _HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling")
+_OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role")
 _MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),
     *("tokens", "bytes", "started_at", "duration_s", "pause_s", "resume_s", "predicted_kv_s", "predicted_tokens_s"),
@@ -84,7 +85,7 @@ class PageState:
         }
 
     def _update_replicas(self, replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        rows = {r["id"]: [r["id"], r["state"], r["node"], r["capacity_tokens"], r["preemptions"]] for r in replicas}
+        rows = {r["id"]: [r[name] for name in _OF_REPLICA] for r in replicas}
         left = [id for id in self._replicas if id not in rows]
         for id in left:
             del self._replicas[id], self._used[id], self._caches[id]

@@ -14,7 +14,7 @@ from app.cli.top import Rates, TopView, render_top
 from app.client.documents import parse_match, parse_records, parse_state
 from policies.decision.matching import Basis, Routed
 from policies.decision.placement import Queue
-from policies.model import Phase, ReplicaId
+from policies.model import Phase, ReplicaId, Role
 from policies.precedence import Precedence
 from tests.app.cli.conftest import drawn
 from tests.app.client.sample import BUSY, MATCHED, MOVED, NOW, match, record, replica, request, state
@@ -40,6 +40,16 @@ def test_status_at_80_columns() -> None:
         "total: 4 requests, 1 waiting; KV 2.6k of 6.4k tokens (41%); 0 preemptions so far",
         "migrations: 1 committed, 1 aborted, 1 under way",
         "newest, 12 s ago: demo aaaaaaaa → bbbbbbbb by kv, committed, paused 6.6 ms",
+    ]
+
+
+def test_status_shows_roles() -> None:
+    document = state(replica("aaaaaaaa", role=Role.PREFILL), replica("bbbbbbbb", role=Role.DECODE), replica("cccccccc"))
+    rows = [line for line in status(document).splitlines() if " RUNNING" in line]
+    assert [row.partition("4f0b")[0].split()[1:] for row in rows] == [
+        ["RUNNING", "prefill"],
+        ["RUNNING", "decode"],
+        ["RUNNING"],
     ]
 
 

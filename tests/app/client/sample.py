@@ -6,7 +6,7 @@ from deployments.api.report import Gauges, replica_json
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
 from policies.decision.placement import Place
-from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.plan import Path, Reason
 from policies.prefix.routing import ReplicaScore
 
@@ -24,12 +24,13 @@ def replica(
     state: ReplicaState = ReplicaState.RUNNING,
     used: int | None = None,
     capacity: int = 3200,
+    role: Role = Role.BOTH,
 ) -> dict[str, Any]:
     """A replica with blocks of 32 tokens, as many as its requests need."""
     used = sum(-(-r.tokens // 32) for r in requests if r.phase is not Phase.WAITING) if used is None else used
     free = Blocks(capacity // 32 - used)
     load = ReplicaLoad(ReplicaId(id), state, "4f0b45ba" + 48 * "0", Tokens(capacity), 32, free, 64, requests)
-    return replica_json(load, Gauges((1, 2, 3)))
+    return replica_json(load, Gauges((1, 2, 3)), role)
 
 
 def state(*replicas: dict[str, Any], **changed: Any) -> dict[str, Any]:

@@ -14,7 +14,18 @@ from deployments.cache.occupancy import CacheReport, Occupancy
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
-from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import (
+    Blocks,
+    Bytes,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Role,
+    Tokens,
+)
 from policies.plan import Path, Reason
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.change import Tier
@@ -205,7 +216,9 @@ class SyntheticCluster:
         host = Occupancy(Blocks(0), Blocks(40), Blocks(60))
         tiers = {Tier.HBM: used, Tier.DRAM: host}
         cache = CacheReport(None, tiers, 7, True, {}, Prefilled(int(100 * self.now), int(30 * self.now)))
-        return replica_json(load, Gauges((1, 2, 3), cache=cache))
+        # The replicas that run change, and so does the first of them.
+        role = Role.PREFILL if name == min(self.running(), default=None) else Role.DECODE
+        return replica_json(load, Gauges((1, 2, 3), cache=cache), role)
 
 
 class SyntheticBackend(Backend):
