@@ -1,0 +1,172 @@
+"""First and second tokens where prefill and decoding are on different replicas, beside replicas that do both.
+
+    python -m benchmarks.handover [--contexts 512 1024 2048 3500] [--repeat 8] [--chunk 256] [--paced]
+                                  [--device cuda] [--json FILE]
+
+Streams come one after the other, with nothing else running, to two replicas: first with `disaggregation.mode: static`,
+one of them for prefills, then with both for everything. A step computes at most `--chunk` tokens of a prompt, so that a
+prefill takes several steps. With disaggregation, a request is ordered to move while it prefills; its blocks follow as
+they fill, and it goes on at the other replica behind its first token. The second token's time is the gap at the client
+between the first two tokens, in median gaps of the same stream. Streams that did not follow their prefill are counted
+and left out of the figures; the exit status is 1 if none of a context did.
+
+`--paced`: engines that keep the pace of a GPU and take no processor time of each other.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from app.client.api import ApiClient
+from benchmarks.load import TimedStream, random_prompt, spread, stream
+from benchmarks.servers import MODEL, PACED, Rig, add_rig_options, mell, paced
+
+PORT = 8100
+OUTPUT = 60
+APART, TOGETHER = "apart", "together"
+_PREFILL_RATE = 4000.0
+"""Of paced engines, in tokens per second."""
+_RECORD_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverSample:
+    """A stream: its times in seconds at the client, and the record of its hand-over, None without disaggregation."""
+
+    system: str
+    context: int
+    ttft_s: float
+    second_s: float
+    gap_s: float
+    record: dict[str, Any] | None
+
+    @property
+    def second_gaps(self) -> float:
+        """The time of the second token, in median gaps of the same stream."""
+        return self.second_s / self.gap_s
+
+    @property
+    def counts(self) -> bool:
+        """True unless the request was to follow its prefill to another replica, and did not."""
+        if self.system == TOGETHER:
+            return True
+        record = self.record or {}
+        return record.get("outcome") == "committed" and record["path"] == "kv" and record["waited_s"] > 0
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    options = _options()
+    samples: list[HandoverSample] = []
+    for system in (APART, TOGETHER):
+        with _server(system, options):
+            samples += asyncio.run(_measure(system, options))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(sample) for sample in samples], indent=1))
+    what = "paced engines" if options.paced else str(Rig.of(options))
+    print(f"\n{what}; at most {options.chunk} tokens of a prompt in a step: median [min, max]")
+    lines = list(table(samples, options.contexts))
+    print("\n".join(lines))
+    sys.exit(any(not _of(samples, APART, context) for context in options.contexts))
+
+
+def table(samples: Sequence[HandoverSample], contexts: Sequence[int]) -> Iterator[str]:
+    """A line for every context."""
+    yield (
+        f"{'context':>7}{'followed':>10}{'first token, ms':>26}{'together':>24}{'ratio':>7}"
+        f"{'second token, ms':>26}{'median gaps':>20}{'together':>20}"
+    )
+    for context in contexts:
+        asked = [s for s in samples if (s.system, s.context) == (APART, context)]
+        followed, others = _of(samples, APART, context), _of(samples, TOGETHER, context)
+        start = f"{context:7}{f'{len(followed)}/{len(asked)}':>10}"
+        if not followed or not others:
+            yield start
+            continue
+        first, first_together = ([s.ttft_s * 1e3 for s in each] for each in (followed, others))
+        ratio = statistics.median(first) / statistics.median(first_together)
+        yield (
+            f"{start}{spread(first):>26}{spread(first_together):>24}{ratio:7.2f}"
+            f"{spread([s.second_s * 1e3 for s in followed]):>26}{spread([s.second_gaps for s in followed]):>20}"
+            f"{spread([s.second_gaps for s in others]):>20}"
+        )
+
+
+def _of(samples: Sequence[HandoverSample], system: str, context: int) -> list[HandoverSample]:
+    return [s for s in samples if (s.system, s.context) == (system, context) and s.counts]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 3500])
+    parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--chunk", type=int, default=256, help="most tokens of a prompt in a step")
+    parser.add_argument("--paced", action="store_true", help="engines that keep the pace of a GPU")
+    parser.add_argument("--json", type=Path)
+    add_rig_options(parser)
+    options = parser.parse_args()
+    longest = PACED["max_model_len"] if options.paced else Rig.of(options).context
+    if max(options.contexts) + OUTPUT > longest:
+        parser.error(f"a context and {OUTPUT} tokens of output together exceed {longest} tokens")
+    return options
+
+
+@contextmanager
+def _server(system: str, options: argparse.Namespace) -> Iterator[int]:
+    mode = {"mode": "static" if system == APART else "off"}
+    settings: dict[str, Any] = {"disaggregation": mode, "scheduler": {"policy": "best_fit", "mode": "act"}}
+    if options.paced:
+        pace = {"max_num_batched_tokens": options.chunk, "prefill_tokens_per_s": _PREFILL_RATE}
+        with paced(PORT, (2, 2), **settings, engine_kwargs=PACED | pace) as port:
+            yield port
+    else:
+        limit = {"max_num_batched_tokens": options.chunk}
+        with mell(PORT, 2, Rig.of(options), **settings, engine_kwargs=limit) as port:
+            yield port
+
+
+async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSample]:
+    """Streams of every context in turns; the first round is for the engines to warm up."""
+    samples = []
+    async with ApiClient(f"http://127.0.0.1:{PORT}", timeout_s=30.0) as client:
+        turns = [(i, context) for i in range(options.repeat + 1) for context in options.contexts]
+        for i, context in tqdm(turns, desc=system, unit="stream"):
+            label = f"{system}/{context}/{i}"
+            read = await stream(PORT, MODEL, random_prompt(context, label), OUTPUT, label)
+            record = await _record(client, label) if system == APART else None
+            if i:
+                samples.append(_sample(system, context, read, record))
+    return samples
+
+
+async def _record(client: ApiClient, label: str) -> dict[str, Any] | None:
+    """The record of a request's first migration, once that has ended; None if none is known after `_RECORD_S`."""
+    deadline = time.monotonic() + _RECORD_S
+    while time.monotonic() < deadline:
+        record: dict[str, Any]
+        for record in reversed(await client.migrations()):
+            if record["label"] == label and record["outcome"]:
+                return record
+        await asyncio.sleep(0.1)
+    return None
+
+
+def _sample(system: str, context: int, read: TimedStream, record: Mapping[str, Any] | None) -> HandoverSample:
+    if len(read.arrivals) != OUTPUT:
+        raise RuntimeError(f"{len(read.arrivals)} chunks for {OUTPUT} tokens: the gap behind the first is not known")
+    gap_s = statistics.median(read.gaps)
+    return HandoverSample(system, context, read.ttft, read.gaps[0], gap_s, dict(record) if record else None)
+
+
+if __name__ == "__main__":
+    main()
