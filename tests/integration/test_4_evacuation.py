@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from tests.counts import LONG
 from tests.integration.application import BLOCK, Application, Client, eventually, prompt, total
 from tests.integration.test_4_caching import cached, held_tokens, holders
 
@@ -48,12 +51,14 @@ async def test_caches_survive_the_end_of_their_replica(emptied: Application) -> 
         assert await copies(client, "done") >= 1 and await copies(client, "aborted") == 0
 
 
+@pytest.mark.skipif(not LONG, reason="starts another application")
 async def test_caches_end_with_their_replica_if_copies_are_off(emptied_without_copies: Application) -> None:
     async with emptied_without_copies.client() as client:
         assert await after_closing(client, "lost") == (6 * BLOCK, 0)
         assert await copies(client, "done") == 0
 
 
+@pytest.mark.skipif(not LONG, reason="waits for the start of another engine")
 async def test_salted_cache_of_a_real_engine_survives_the_end_of_its_replica(application: Application) -> None:
     async with application.client() as client:
         await client.settle()

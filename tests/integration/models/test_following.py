@@ -20,7 +20,7 @@ from tests.integration.models.pair import BLOCK, EnginePair, pair_of_engines, pr
 
 CHUNK = 2 * BLOCK
 """The most tokens of a step: a prompt takes many."""
-HANDOVERS, AT_ONCE = scaled(150), 3
+HANDOVERS, AT_ONCE = scaled(60), 3
 NOISY = 6 * CHUNK + 5
 """The tokens of a prompt with a noisy block."""
 KINDS: tuple[dict[str, Any], ...] = (
