@@ -26,14 +26,15 @@ def assign_roles(memory: PoolMemory) -> None:
     exchange KV.
     """
     cluster, count = memory.cluster, memory.terms.prefill_replicas
+    if not count:
+        return
     running = cluster.running()
-    split = memory.terms.mode is Mode.ACT and 0 < count < len(running) and _exchange_kv(memory, running)
-    kept = [replica for replica in running if replica.role is Role.PREFILL][:count]
-    others = sorted((r for r in running if r not in kept), key=lambda r: (len(r.requests), r.load, r.order))
-    prefills = [*kept, *others[: max(0, count - len(kept))]]
+    roles: dict[ReplicaId, Role] = {}
+    if memory.terms.mode is Mode.ACT and count < len(running) and _exchange_kv(memory, running):
+        first = sorted(running, key=lambda r: (r.role is not Role.PREFILL, len(r.requests), r.load, r.order))
+        roles = {r.id: Role.PREFILL if at < count else Role.DECODE for at, r in enumerate(first)}
     for replica in cluster.replicas.values():
-        role = Role.PREFILL if replica in prefills else Role.DECODE
-        cluster.set_role(replica, role if split and replica in running else Role.BOTH)
+        cluster.set_role(replica, roles.get(replica.id, Role.BOTH))
 
 
 def _exchange_kv(memory: PoolMemory, replicas: list[Replica]) -> bool:
@@ -44,6 +45,8 @@ def _exchange_kv(memory: PoolMemory, replicas: list[Replica]) -> bool:
 
 def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
     """`barred`, and the replicas that are not for prefills, if others are left."""
+    if not memory.terms.prefill_replicas:
+        return barred
     running = [replica for replica in memory.cluster.running() if replica.id not in barred]
     decoding = frozenset(replica.id for replica in running if replica.role is Role.DECODE)
     return barred | decoding if len(decoding) < len(running) else barred
@@ -51,6 +54,8 @@ def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
 
 def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: float) -> frozenset[ReplicaId]:
     """The prefill replicas with room for a request on which its prefill would begin soonest; none without any."""
+    if not memory.terms.prefill_replicas:
+        return frozenset()
     cluster, queues = memory.cluster, memory.router.queues
     able = (r for r in cluster.running() if r.role is Role.PREFILL and r.id not in barred and cluster.fits(request, r))
     waits = {replica.id: queues.wait_s(replica.id, now) for replica in able}
@@ -61,6 +66,8 @@ def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: 
 def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId], Barred]) -> None:
     """Move requests from prefill replicas to others, the oldest first. `barred` are no targets of one at its source."""
     cluster = memory.cluster
+    if not memory.terms.prefill_replicas:
+        return
     for replica in cluster.running():
         if replica.role is Role.PREFILL:
             for request in sorted(replica.requests.values(), key=lambda q: q.order):
