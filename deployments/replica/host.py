@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
 from deployments.replica.contexts import PastContexts
@@ -23,6 +22,7 @@ from migration.protocol.ports import HALTED, Clock, Generated, Hosted
 from migration.protocol.request import Delta, Doubt, Extras, IngressId, Lost, Moved, Moving, RequestSpec, Trait
 from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens
+from policies.prefix.names import in_common
 
 log = logging.getLogger(__name__)
 
@@ -362,7 +362,7 @@ class RequestHost:
         usable = (spec.prompt_tokens + len(outputs) - 1) // size
         queued = self._queued()
         used = (
-            _common(names, run.names(self._engine))
+            in_common(names, run.names(self._engine))
             for run in self._runs.values()
             if run.decodes and not run.halted and run.key not in queued
         )
@@ -509,11 +509,6 @@ class RequestHost:
         while len(self._ended) > _REMEMBERED or self._ended_bytes > _REMEMBERED_BYTES:
             _, forgotten = self._ended.popitem(last=False)
             self._ended_bytes -= forgotten.extra_bytes
-
-
-def _common(names: Sequence[int], others: Sequence[int]) -> int:
-    """The number of names at the beginning of both."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(names, others, strict=False)))
 
 
 def queued_keys(runs: Iterable[Run], waiting: int, by_priority: bool = False) -> set[str]:

@@ -554,12 +554,7 @@ class Cluster:
 
     def fits(self, request: Request, replica: Replica) -> bool:
         """True if the replica accepts requests and has room for this one."""
-        if not replica.accepts:
-            return False
-        size = self.size_on(request, replica)
-        if size == request.tokens:
-            return replica.room >= self.need(size)
-        return replica.has_room(self.need(size), self.need(request.tokens))
+        return replica.accepts and self._has_room(replica, self.size_on(request, replica), request.tokens)
 
     def tightest(self, size: Size, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Best fit: the replica with the least room in which a request of that size and its growth fit; of equals the
@@ -592,7 +587,9 @@ class Cluster:
         if size.prompt is None:
             fitting = (r for r in on_node if r.accepts and r.room >= need and accept(r))
             return (max if widest else min)(fitting, key=lambda r: (r.room, r.order), default=None)
-        return choose([r for r in on_node if r.accepts and self._takes(r, size) and accept(r)], size, widest)
+        return choose(
+            [r for r in on_node if r.accepts and self._has_room(r, size.on(r), size.tokens) and accept(r)], size, widest
+        )
 
     def roomiest(self, count: int) -> list[Replica]:
         """Up to `count` running replicas with the most room, in descending order of room."""
@@ -786,18 +783,21 @@ class Cluster:
         if request.prompt is not None and self.prompts is not None:
             replica.shared += self.prompts.leave(request.prompt, replica.id)
 
-    def _takes(self, replica: Replica, size: Size) -> bool:
-        """True if a request of that size has room on a replica."""
-        on = size.on(replica)
-        if on == size.tokens:
-            return replica.room >= self.need(on)
-        return replica.has_room(self.need(on), self.need(size.tokens))
+    def _has_room(self, replica: Replica, added: int, tokens: int) -> bool:
+        """True if a replica has room for a request of `tokens` tokens that adds `added` ones to it."""
+        if added == tokens:
+            return replica.room >= self.need(tokens)
+        return replica.has_room(self.need(added), self.need(tokens))
 
     def _sharing(self, size: Size, accept: Callable[[Replica], object] | None, widest: bool) -> Iterator[Replica]:
         """The best replica with room of each of a size's groups, those first that share most."""
 
         def takes(replica: Replica) -> bool:
-            return replica.accepts and self._takes(replica, size) and (accept is None or bool(accept(replica)))
+            return (
+                replica.accepts
+                and self._has_room(replica, size.on(replica), size.tokens)
+                and (accept is None or bool(accept(replica)))
+            )
 
         for shared, group in size.groups():
             if len(group) * len(group) <= len(self.replicas):

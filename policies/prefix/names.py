@@ -48,6 +48,14 @@ def digests(tokens: Sequence[int], block_size: int, salt: str | None = None, aft
     return found
 
 
+def in_common(names: Sequence[int], others: Sequence[int]) -> int:
+    """The number of names at the beginning of both."""
+    if names == others:
+        return len(names)
+    shorter = min(len(names), len(others))
+    return next((at for at in range(shorter) if names[at] != others[at]), shorter)
+
+
 def default_naming(block_size: int) -> Naming:
     """The naming by vLLM's default algorithm and seed."""
     return Naming(block_size, DEFAULT_ALGORITHM, name_of(digests(range(block_size), block_size)[0]))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from policies.model import ReplicaId
+from policies.prefix.names import in_common
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +185,7 @@ class ActivePrompts:
         usable = tuple(names[: max(0, tokens - 1) // self.block_tokens])
         node, done = self._root, 0
         while done < len(usable) and (child := node.children.get(usable[done])) is not None:
-            common = _common(child.names, usable[done : done + len(child.names)])
+            common = in_common(child.names, usable[done : done + len(child.names)])
             node = child if common == len(child.names) else cut(child, common)
             done += common
         if done < len(usable):
@@ -217,13 +218,3 @@ def _split(node: ActivePrompt, at: int) -> ActivePrompt:
     upper.children[node.names[at]] = node
     node.names, node.parent = node.names[at:], upper
     return upper
-
-
-def _common(names: Sequence[int], others: Sequence[int]) -> int:
-    """The number of names at the beginning of both."""
-    if tuple(names) == tuple(others):
-        return len(names)
-    return next(
-        (at for at, (one, other) in enumerate(zip(names, others, strict=False)) if one != other),
-        min(len(names), len(others)),
-    )
