@@ -7,13 +7,12 @@ from typing import Protocol
 
 from deployments.cache.mirror import Mirror
 from migration.protocol.core_messages import Adapter
-from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import OutputSink, Slot, WorkerLinks
+from migration.protocol.messages import Tail
+from migration.protocol.ports import BlockStore, OutputSink, PrefixHolds
 from migration.protocol.request import RequestSpec, Trait
 from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming
-from policies.prefix.tree import HeldPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,12 @@ class ProfileSession:
     max_iterations: int | None = None
 
 
-class Engine(Protocol):
+class Engine(BlockStore, PrefixHolds, Protocol):
     """One inference engine, with the interface of vLLM's core: requests are added and aborted, and outputs come.
 
     `key` is the caller's name for one run of one request; it is never reused.
     """
 
-    fingerprint: Fingerprint
     processes: EngineProcesses
     max_context: Tokens
     tasks: tuple[str, ...]
@@ -98,11 +96,6 @@ class Engine(Protocol):
     @property
     def profiling(self) -> bool:
         """True during a session of the profiler, which may halt the engine for minutes."""
-        ...
-
-    @property
-    def links(self) -> WorkerLinks | None:
-        """The workers' connections; None if only the replica exchanges blocks."""
         ...
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
@@ -138,98 +131,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
-        """Copy blocks [first, last) of the running request `key`: each worker's shard into its staging slot.
-
-        `slots` are in the order of the workers' ranks.
-
-        Raises:
-            TransferFailed: a block is not full, or the request holds no blocks.
-        """
-        ...
-
-    async def computed(self, key: str) -> Tokens | None:
-        """The number of first tokens of the running request `key` whose KV its blocks have; None: it has no blocks.
-
-        Raises:
-            TransferFailed: the engine does not answer.
-        """
-        ...
-
-    async def computed_beyond(self, key: str, tokens: Tokens) -> Tokens:
-        """Wait until the blocks of the running request `key` have the KV of more than `tokens` tokens; their number.
-
-        Waits on for a request that waits, is preempted, or is not known yet or any more.
-
-        Raises:
-            TransferFailed: the engine does not answer.
-        """
-        ...
-
-    async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
-        """Allocate blocks [first, last) of the request's prompt and outputs; return once `put` has filled them all.
-
-        Requests that are added from then on find them in the prefix cache. Cancelled, it frees them. A name of a load
-        is never reused.
-
-        Raises:
-            TransferFailed: the engine could not load them.
-        """
-        ...
-
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
-        """Copy staged blocks [first, last) of the context into the load `load`, which has been called and not ended.
-
-        Raises:
-            TransferFailed: a slot has another ticket, or the load ended.
-        """
-        ...
-
-    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
-        """Copy the tail of the running request `key`, which has output behind its tokens, as `gather` does.
-
-        Raises:
-            TransferFailed: as `gather`, or the engine computes the request's known tokens anew.
-        """
-        ...
-
     def names(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Sequence[int]:
         """The names of the full blocks of a request's prompt and outputs; none if there is no mirror."""
-        ...
-
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
-        """The number of the first full blocks of prompt and outputs that the prefix cache has, by the mirror."""
-        ...
-
-    async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
-        """Keep the first full blocks of a context that the prefix cache has, until `release_prefix`; their number.
-
-        They can be gathered and sent as those of a running request of the key `hold`, a name that is never reused.
-        Cancelled, it releases them.
-
-        Raises:
-            TransferFailed: the engine could not hold them.
-        """
-        ...
-
-    def release_prefix(self, hold: str) -> None:
-        """End a hold. An unknown one is no error."""
-        ...
-
-    def expect(self, tail: str) -> None:
-        """Let the workers hold the tail of this name, until `discard` or the first step of its run."""
-        ...
-
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
-        """Copy a staged tail into the workers' memory, for `add`.
-
-        Raises:
-            TransferFailed: a slot has another ticket, or the tail is not expected.
-        """
-        ...
-
-    def discard(self, tail: str) -> None:
-        """Free the tail of this name, which no run will get. A tail that is not held is no error."""
         ...
 
     def stats(self) -> EngineStats:
