@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from deployments.engine.port import Engine
-from deployments.replica.contexts import PastContexts
+from deployments.replica.contexts import PastContexts, reload_adapter
 from deployments.replica.copies import AT_ONCE
 from migration.protocol.errors import MigrationError
 from migration.protocol.ports import Clock
@@ -66,9 +66,7 @@ class Evacuator:
                     continue
                 id, outputs = uuid.uuid4().hex[:16], tuple(context.outputs)
                 try:
-                    if context.spec.adapter is not None:
-                        # Its files may be gone by now, and then a request with it would end the engine.
-                        await self._engine.load_adapter(context.spec.adapter)
+                    await reload_adapter(self._engine, context)
                     record = await self._copy(CopyOrder(id, context.spec, CopyReason.EVACUATE, outputs, left_s), target)
                 except MigrationError as error:
                     log.info("a cached context is not copied to %s: %s", target, error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from deployments.cache.occupancy import Recomputed
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, RequestFailed
-from deployments.replica.contexts import PastContexts
+from deployments.replica.contexts import PastContexts, reload_adapter
 from migration.protocol.continuing import probe
 from migration.protocol.core_messages import decode_logprobs
 from migration.protocol.errors import MigrationError
@@ -69,9 +69,7 @@ class Recomputation:
             return Recomputed.SKIPPED
         context = self._draw.choice(contexts)
         outputs = tuple(context.outputs)
-        if context.spec.adapter is not None:
-            # Its files may be gone by now, and then a request with it would end the engine.
-            await engine.load_adapter(context.spec.adapter)
+        await reload_adapter(engine, context)
         names = engine.names(context.spec, outputs)
         held = names[: engine.mirror.held(names).hbm]
         end = len(held) * engine.fingerprint.block_size
