@@ -69,6 +69,17 @@ class Admin:
             await asyncio.sleep(0.05)
         raise TimeoutError(f"migration {migration} has no outcome after {WAIT_S} s")
 
+    async def record_of(self, label: str, within_s: float) -> dict[str, Any] | None:
+        """The record of a request's first migration, once that has ended; None if none is known after `within_s`."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            record: dict[str, Any]
+            for record in reversed(await self._mell.migrations()):
+                if record["label"] == label and record["outcome"]:
+                    return record
+            await asyncio.sleep(0.1)
+        return None
+
     async def hosts(self, labels: set[str]) -> dict[str, str]:
         """The replica of each of these requests. Raises TimeoutError if one stays without a replica."""
         deadline = time.monotonic() + WAIT_S

@@ -18,7 +18,6 @@ import asyncio
 import json
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.client.api import ApiClient
+from benchmarks.admin import Admin
 from benchmarks.load import TimedStream, random_prompt, spread, stream
 from benchmarks.servers import MODEL, PACED, Rig, add_rig_options, mell, paced
 
@@ -138,27 +137,15 @@ def _server(system: str, options: argparse.Namespace) -> Iterator[int]:
 async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSample]:
     """Streams of every context in turns; the first round is for the engines to warm up."""
     samples = []
-    async with ApiClient(f"http://127.0.0.1:{PORT}", timeout_s=30.0) as client:
+    async with Admin(PORT) as admin:
         turns = [(i, context) for i in range(options.repeat + 1) for context in options.contexts]
         for i, context in tqdm(turns, desc=system, unit="stream"):
             label = f"{system}/{context}/{i}"
             read = await stream(PORT, MODEL, random_prompt(context, label), OUTPUT, label)
-            record = await _record(client, label) if system == APART else None
+            record = await admin.record_of(label, _RECORD_S) if system == APART else None
             if i:
                 samples.append(_sample(system, context, read, record))
     return samples
-
-
-async def _record(client: ApiClient, label: str) -> dict[str, Any] | None:
-    """The record of a request's first migration, once that has ended; None if none is known after `_RECORD_S`."""
-    deadline = time.monotonic() + _RECORD_S
-    while time.monotonic() < deadline:
-        record: dict[str, Any]
-        for record in reversed(await client.migrations()):
-            if record["label"] == label and record["outcome"]:
-                return record
-        await asyncio.sleep(0.1)
-    return None
 
 
 def _sample(system: str, context: int, read: TimedStream, record: Mapping[str, Any] | None) -> HandoverSample:
