@@ -61,7 +61,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     check_nodes(settings, _gpus_of_nodes())
     _warn_untested()
     engine = _engine_config(settings)
-    topology = Topology(APP, settings.ingress.lease_s, settings.deployment_config.engine_silence_s)
+    limits = settings.deployment_config
+    topology = Topology(APP, settings.ingress.lease_s, limits.engine_silence_s, limits.graceful_shutdown_timeout_s)
     engines = _engine_deployment(settings).bind(engine, settings.migration, topology)
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
     return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)

@@ -223,6 +223,17 @@ class NoticeApi(Protocol):
         ...
 
 
+class EvacuationApi(Protocol):
+    """The scheduler, for replicas that stop."""
+
+    async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
+        """Have a replica that stops, and has no request any more, copy its cache to those of its model that stay.
+
+        Returns once that is over, or has failed, after `within_s` seconds at the latest.
+        """
+        ...
+
+
 class OperatorApi(Protocol):
     """The scheduler, for operators."""
 
@@ -255,7 +266,7 @@ class OperatorApi(Protocol):
         ...
 
 
-class SchedulerApi(PlacingApi, NoticeApi, OperatorApi, MetricsApi, Protocol):
+class SchedulerApi(PlacingApi, NoticeApi, EvacuationApi, OperatorApi, MetricsApi, Protocol):
     """The Scheduler deployment."""
 
 

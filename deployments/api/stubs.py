@@ -285,6 +285,10 @@ class SchedulerStub:
         """See `NoticeApi.hurry`."""
         await self._call(SchedulerApi.hurry)
 
+    async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
+        """See `EvacuationApi.evacuate`."""
+        await self._call(SchedulerApi.evacuate, replica, model, within_s)
+
     async def wanted(self) -> int | None:
         """See `OperatorApi.wanted`."""
         return await self._call(SchedulerApi.wanted)

@@ -27,7 +27,7 @@ from deployments.processes.heap import freeze_heap
 from deployments.replica.channels import ChannelListener
 from deployments.replica.contexts import BYTES_PER_TOKEN, PastContexts
 from deployments.replica.copies import Copies
-from deployments.replica.evacuation import Evacuator
+from deployments.replica.evacuation import Evacuator, LastCopies
 from deployments.replica.fetching import Fetches
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
@@ -165,6 +165,10 @@ class EngineReplica:
         self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
         self._peers = PeerConnections(self._id, lambda peer: replicas.at(peer, routed=False).tasks(), replicas.forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
+        evacuates = engine.evacuates and remembers
+        self._last_copies = LastCopies(
+            self._evacuate, lambda: evacuates and self._has_peers(), topology.grace_s, time.monotonic
+        )
         self._tasks = [asyncio.create_task(self._watch())]
         if engine.recompute_s:
             self._tasks.append(asyncio.create_task(self._recompute(engine.recompute_s)))
@@ -178,6 +182,14 @@ class EngineReplica:
         for target in (self._moves.targets() | self._copies.targets()) - set(membership.running):
             self._moves.target_lost(target)
             self._copies.target_lost(target)
+
+    def _has_peers(self) -> bool:
+        """True if another replica runs, and stays."""
+        return bool(set(self._membership.running) - {self._id})
+
+    async def _evacuate(self, within_s: float) -> None:
+        """Have the scheduler order the copies of the cache."""
+        await self._scheduler.within(within_s).evacuate(self._id, self._engine.fingerprint.model, within_s)
 
     def _make_world(self, config: MigrationSettings) -> MigrationWorld:
         return MigrationWorld(
@@ -216,6 +228,7 @@ class EngineReplica:
     async def __del__(self) -> None:
         for task in self._tasks:
             task.cancel()
+        self._last_copies.close()
         self._membership.stop()
         self._peers.close()
         self._outboxes.close()
@@ -465,7 +478,7 @@ class EngineReplica:
                 log.warning("ingress %s is gone; ended %d of its requests", ingress, count)
             if is_stopping():
                 self._moves.stop()
-                if not any(self._host.loads()) and not self._pending:
+                if self._last_copies.over(empty=not any(self._host.loads()) and not self._pending):
                     # Serve waits for open streams, and the ingresses' streams of events never end by themselves.
                     self._outboxes.close()
 

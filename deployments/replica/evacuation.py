@@ -1,4 +1,8 @@
-"""Copies of the contexts that a replica remembers to other replicas, before it stops: the scheduler orders them."""
+"""The end of a replica's cache: before it stops, it copies the contexts that it remembers to other replicas.
+
+The replica asks the scheduler once it has no request any more (`LastCopies`), whoever stops it: the scheduler, Serve
+itself, or a drain of its node. The scheduler plans the copies, and the replica makes them (`Evacuator`).
+"""
 
 import asyncio
 import logging
@@ -24,6 +28,54 @@ log = logging.getLogger("ray.serve")
 
 Copy = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
 """Copies a prefix to another replica. Raises MigrationError, as `MemPool.transfer_with_insert`."""
+
+_ENDING_S = 2.0
+"""The last part of the grace period, in seconds, in which nothing is copied: the engine ends."""
+_RETRY_S = 0.5
+"""The time between two attempts to reach the scheduler, in seconds."""
+
+
+class LastCopies:
+    """Has the scheduler save the cache of this replica, which is about to stop, as far as the grace period allows.
+
+    `evacuate` gets the seconds that are left, and raises if the scheduler does not answer. Without `others`, which
+    might take something, there are no copies.
+    """
+
+    def __init__(
+        self, evacuate: Callable[[float], Awaitable[None]], others: Callable[[], bool], grace_s: float, clock: Clock
+    ) -> None:
+        self._evacuate = evacuate
+        self._others = others
+        self._grace_s = grace_s
+        self._clock = clock
+        self._ends_at: float | None = None
+        self._copying: asyncio.Task[None] | None = None
+
+    def over(self, empty: bool) -> bool:
+        """True once nothing keeps the replica any more. The first call is at the begin of the grace period.
+
+        The copies begin with the first call for an `empty` replica: requests come first.
+        """
+        if self._ends_at is None:
+            self._ends_at = self._clock() + self._grace_s - _ENDING_S
+        if self._copying is None and empty:
+            self._copying = asyncio.create_task(self._copy(self._ends_at))
+        return empty and self._copying is not None and self._copying.done()
+
+    def close(self) -> None:
+        """End the copies: the replica ends now."""
+        if self._copying is not None:
+            self._copying.cancel()
+
+    async def _copy(self, ends_at: float) -> None:
+        while (left_s := ends_at - self._clock()) > 0 and self._others():
+            try:
+                async with asyncio.timeout(left_s):
+                    return await self._evacuate(left_s)
+            except Exception as error:  # Another scheduler may be starting.
+                log.info("the scheduler does not save this replica's cache: %r", error)
+                await asyncio.sleep(min(_RETRY_S, max(0.0, ends_at - self._clock())))
 
 
 class Evacuator:

@@ -150,7 +150,7 @@ class LiveScheduler:
         """See `Sources.move`."""
         return await self._replicas.at(source).move(order, target, self._fence)
 
-    # --- closings -------------------------------------------------------------------------------------
+    # --- caches of replicas that stop -----------------------------------------------------------------
 
     def _tree(self) -> PromptTree:
         return self._memory.pool().router.tree
@@ -159,10 +159,10 @@ class LiveScheduler:
         """The replicas that no arrival is placed on."""
         return barred_by_role(self._memory.pool(), frozenset())
 
-    async def evacuate(self, replica: ReplicaId) -> None:
-        """Have a closed replica copy its cache to those that stay, if copies are on."""
-        if self._config.evacuates:
-            await self._evacuations.evacuate(replica)
+    async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
+        """See `EvacuationApi.evacuate`."""
+        await self._epochs.ready.wait()
+        await self._evacuations.evacuate(replica, model, within_s)
 
     # --- reports --------------------------------------------------------------------------------------
 
@@ -386,9 +386,7 @@ class EpochScheduler(LiveScheduler):
         listing = ServeListing(topology.app, config.report_timeout_s)
         telemetry = Telemetry()
         clock, wall_clock = time.monotonic, time.time
-        scaler = ServeScaler(
-            topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock, self.evacuate
-        )
+        scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
         fence = next_fence(topology.app)
         super().__init__(own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s

@@ -17,12 +17,10 @@ log = logging.getLogger("ray.serve")
 
 _ASKING_S = 5.0
 """The longest wait for the replicas' lists of what they have, in seconds."""
-_ENDING_S = 3.0
-"""The longest time between the end of the copies and the answer, in seconds: targets are freed."""
 
 
 class Evacuations:
-    """Copies the caches of replicas that are closed. Whatever fails, the replica stops without that copy."""
+    """Copies the caches of replicas that Serve stops. Whatever fails, the replica stops without that copy."""
 
     def __init__(
         self,
@@ -43,17 +41,23 @@ class Evacuations:
         self._fence = fence
         self._clock = clock
 
-    async def evacuate(self, donor: ReplicaId) -> None:
-        """Have a closed replica copy its cache to those that stay, for at most `EVACUATION_S` seconds."""
+    async def evacuate(self, donor: ReplicaId, model: str, within_s: float) -> None:
+        """Have a replica of that model copy its cache to those that stay.
+
+        The copies take at most `EVACUATION_S` seconds, and all of it `within_s`.
+        """
         began = self._clock()
         try:
-            async with asyncio.timeout(_ASKING_S):
-                contexts, survivors = await asyncio.gather(self._contexts(donor), self._survivors(donor))
-            copies = await self._plan(contexts, survivors)
-            if not copies:
-                return
-            async with asyncio.timeout(EVACUATION_S + _ENDING_S):
-                done = await self._replicas.at(donor).evacuate(copies, EVACUATION_S, self._fence)
+            async with asyncio.timeout(within_s):
+                async with asyncio.timeout(_ASKING_S):
+                    # Serve may be stopping others at the same time.
+                    await self._listing.refresh()
+                    contexts, survivors = await asyncio.gather(self._contexts(donor), self._survivors(donor, model))
+                copies = await self._plan(contexts, survivors)
+                if not copies:
+                    return
+                left_s = began + within_s - self._clock()
+                done = await self._replicas.at(donor).evacuate(copies, min(EVACUATION_S, left_s), self._fence)
         except Exception as error:  # The replica has to stop, whatever is wrong here.
             log.warning("the cache of replica %s is lost with it: %r", donor, error)
             return
@@ -70,18 +74,15 @@ class Evacuations:
     async def _contexts(self, replica: ReplicaId) -> tuple[CachedContext, ...]:
         return await self._replicas.at(replica).cached_contexts(self._fence)
 
-    async def _survivors(self, donor: ReplicaId) -> Sequence[Survivor]:
-        """The replicas of the donor's model that stay and get arrivals, those with the most free blocks."""
-        statuses = self._roster.statuses
-        if donor not in statuses:
-            return ()
+    async def _survivors(self, donor: ReplicaId, model: str) -> Sequence[Survivor]:
+        """The other replicas of the model that stay and get arrivals, those with the most free blocks."""
         excluded = {donor, *self._listing.leaving(), *self._barred()}
         staying = [
             (status.free_blocks, status.id)
-            for status in statuses.values()
+            for status in self._roster.statuses.values()
             if status.state is ReplicaState.RUNNING
             and status.id not in excluded
-            and status.model == statuses[donor].model
+            and status.model == model
             and status.free_blocks
         ]
         chosen = sorted(staying, reverse=True)[:SURVIVORS]

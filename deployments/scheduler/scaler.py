@@ -1,15 +1,15 @@
 """The number of engine replicas, and the choice of the replica that Serve stops.
 
-To close a replica, the scaler has it refuse new requests, which fails unless the replica is empty, has its cache copied
-to others, and then has Serve's controller stop exactly that replica. If the installed version of Serve offers no such
-call, the scaler lowers the wanted number of replicas instead: Serve stops a replica of its own choice, whose requests
-are evacuated, and the emptied replica accepts requests again.
+To close a replica, the scaler has it refuse new requests, which fails unless the replica is empty, and then has
+Serve's controller stop exactly that replica. If the installed version of Serve offers no such call, the scaler lowers
+the wanted number of replicas instead: Serve stops a replica of its own choice, whose requests are evacuated, and the
+emptied replica accepts requests again.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -75,8 +75,7 @@ class Scaler(Protocol):
 class ServeScaler:
     """Implements `Scaler`. `bounds` are the least and the greatest number of replicas.
 
-    `freed` receives the seconds from the beginning of a replica's emptying until it has stopped. `evacuate` saves the
-    cache of a replica that is closed, and never fails.
+    `freed` receives the seconds from the beginning of a replica's emptying until it has stopped.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class ServeScaler:
         freed: Callable[[float], None],
         clock: Clock,
         wall_clock: Clock,
-        evacuate: Callable[[ReplicaId], Awaitable[None]],
     ) -> None:
         self._app = app
         self._replicas = replicas
@@ -97,7 +95,6 @@ class ServeScaler:
         self._freed = freed
         self._clock = clock
         self._wall_clock = wall_clock
-        self._evacuate = evacuate
         self._wanted: int | None = None
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -160,7 +157,6 @@ class ServeScaler:
         except MigrationError as error:
             log.info("replica %s is not closed: %s", replica, error)
             return
-        await self._evacuate(replica)
         self._wanted = max(self._min, self.wanted - 1)
         if await retire(self._app, "Engine", replica, self._wanted):
             log.info("replica %s is empty and closes; %d stay", replica, self._wanted)

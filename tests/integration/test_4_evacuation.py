@@ -1,21 +1,25 @@
 """Replicas that stop leave their caches to those that stay: the next turn of a conversation finds its beginning."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.counts import LONG
 from tests.integration.application import BLOCK, Application, Client, eventually, prompt, total
+from tests.integration.serving import stop_replica
 from tests.integration.test_4_caching import cached, held_tokens, holders
 
 FIRST = 6 * BLOCK + 8
 """Tokens of the first prompt; the last 8 are never cached."""
 
 
-async def after_closing(client: Client, seed: str, **extra: Any) -> tuple[int, int]:
+async def after_closing(
+    client: Client, seed: str, stop: Callable[[str], Awaitable[None]] | None = None, **extra: Any
+) -> tuple[int, int]:
     """The cached tokens of a conversation's second turn on the replica of its first, and of its third after that ended.
 
-    `extra` are members of the requests.
+    An operator drains the replica, unless there is another way to `stop` it. `extra` are members of the requests.
     """
     first = prompt(FIRST, seed)
     second, third = ([*first, *prompt(BLOCK, f"{seed}-{turn}")] for turn in (2, 3))
@@ -29,7 +33,10 @@ async def after_closing(client: Client, seed: str, **extra: Any) -> tuple[int, i
         assert not any((await held_tokens(client, first)).values()), "found without the salt"
     else:
         donor, _ = await holders(client, first)
-    assert (await client.drain(donor)).status_code == 202
+    if stop is not None:
+        await stop(donor)
+    else:
+        assert (await client.drain(donor)).status_code == 202
 
     async def gone() -> bool:
         return donor not in [replica["id"] for replica in (await client.state())["replicas"]]
@@ -45,10 +52,19 @@ async def copies(client: Client, outcome: str) -> float:
     return total(await client.metrics(), "mell_cache_copies_total", reason="evacuate", outcome=outcome)
 
 
-async def test_caches_survive_the_end_of_their_replica(emptied: Application) -> None:
+async def test_caches_survive_a_stop_by_serve_and_a_drain(emptied: Application) -> None:
+    """Serve stops a replica for a redeployment, for its own scale-down, and with a node that is drained."""
     async with emptied.client() as client:
-        assert await after_closing(client, "kept") == (6 * BLOCK, 6 * BLOCK)
-        assert await copies(client, "done") >= 1 and await copies(client, "aborted") == 0
+        assert await after_closing(client, "stopped", stop_replica) == (6 * BLOCK, 6 * BLOCK)
+        stopped = await copies(client, "done")
+        assert stopped >= 1 and await copies(client, "aborted") == 0
+
+        async def replaced() -> bool:
+            return len(await client.running()) == 2
+
+        await eventually(replaced, within_s=60)
+        assert await after_closing(client, "drained") == (6 * BLOCK, 6 * BLOCK)
+        assert await copies(client, "done") > stopped and await copies(client, "aborted") == 0
 
 
 @pytest.mark.skipif(not LONG, reason="starts another application")

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.cache.occupancy import Recomputed
 from deployments.replica.contexts import PastContexts
-from deployments.replica.evacuation import Evacuator
+from deployments.replica.evacuation import Evacuator, LastCopies
 from deployments.replica.recomputing import Recomputation
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Adapter
@@ -193,3 +193,67 @@ async def test_only_a_lost_target_gets_no_more(cause: Cause, orders: int) -> Non
     copies = Recorded(b=cause)
     assert await made(copies, B, B, B, C) == 1
     assert sum(to == B for _, to in copies.orders) == orders
+
+
+class Asked:
+    """The scheduler, which is `down` for that many attempts, and then has copies made for `takes_s` seconds."""
+
+    def __init__(self, takes_s: float = 3.0, down: int = 0) -> None:
+        self.takes_s, self.down = takes_s, down
+        self.left_s: list[float] = []
+
+    async def evacuate(self, within_s: float) -> None:
+        self.left_s.append(within_s)
+        if len(self.left_s) <= self.down:
+            raise PeerLost("another one is starting")
+        await asyncio.sleep(self.takes_s)
+
+
+async def over_after(last: LastCopies, empty_after_s: float = 0.0) -> float:
+    """The seconds until the replica may end, if its requests have gone after `empty_after_s`."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    while not last.over(empty=clock() - began >= empty_after_s):
+        await asyncio.sleep(0.1)
+    return clock() - began
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "empty_after_s", "grace_s", "left_s", "over_s"),
+    [
+        (Asked(), 0.0, 60.0, [58.0], 3.0),
+        (Asked(), 5.0, 60.0, [53.0], 8.0),
+        (Asked(100.0), 5.0, 20.0, [13.0], 18.0),
+        (Asked(down=2), 0.0, 60.0, [58.0, 57.5, 57.0], 4.0),
+        (Asked(down=99), 0.0, 4.0, [2.0, 1.5, 1.0, 0.5], 2.0),
+        (Asked(), 0.0, 2.0, [], 0.0),
+        (Asked(), 9.0, 10.0, [], 9.0),
+    ],
+    ids=[
+        "it is idle",
+        "its requests come first",
+        "the grace period ends the copies",
+        "another scheduler starts",
+        "no scheduler starts",
+        "there is no time",
+        "its requests take all the time",
+    ],
+)
+async def test_replica_that_stops_asks_for_its_copies_and_stays_as_long_as_it_may(
+    scheduler: Asked, empty_after_s: float, grace_s: float, left_s: list[float], over_s: float
+) -> None:
+    last = LastCopies(scheduler.evacuate, lambda: True, grace_s, asyncio.get_running_loop().time)
+    assert await over_after(last, empty_after_s) == pytest.approx(over_s, abs=0.3)
+    assert scheduler.left_s == pytest.approx(left_s, abs=0.2)
+
+
+async def test_last_replica_ends_at_once() -> None:
+    scheduler = Asked()
+    last = LastCopies(scheduler.evacuate, lambda: False, 60.0, asyncio.get_running_loop().time)
+    assert await over_after(last) < 0.3 and not scheduler.left_s
+
+
+async def test_copies_that_are_under_way_keep_the_replica() -> None:
+    last = LastCopies(Asked(0.0).evacuate, lambda: True, 60.0, asyncio.get_running_loop().time)
+    assert await over_after(last, 0.0) < 0.3
+    assert not last.over(empty=False)

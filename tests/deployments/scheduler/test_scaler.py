@@ -26,7 +26,6 @@ class World:
         self.store, self.knows_how = known, knows_how
         self.stopped: list[tuple[ReplicaId, int]] = []
         self.freed: list[float] = []
-        self.evacuated: list[ReplicaId] = []
         self.while_stopping: Callable[[], None] = lambda: None
         self.listing, self.replicas = FakeListing(running), Answers(**({"a": None, "b": None} | answers))
         self.now = 100.0
@@ -38,13 +37,7 @@ class World:
             self.freed.append,
             lambda: self.now,
             lambda: self.now,
-            self.evacuate,
         )
-
-    async def evacuate(self, replica: ReplicaId) -> None:
-        assert self.replicas.asked[-1] == (replica, "close", 7) and not self.stopped
-        self.evacuated.append(replica)
-        await asyncio.sleep(0)
 
     def write(self, app: str, generation: str, wanted: Wanted) -> None:
         self.store = wanted
@@ -111,7 +104,6 @@ async def test_an_empty_replica_promises_to_stay_empty_and_is_stopped(make: Call
     await settle()
     assert world.replicas.asked == [("b", "close", 7)], "once is enough"
     assert (world.stopped, world.scaler.wanted) == ([("b", 1)], 1)
-    assert world.evacuated == [B], "before it stopped"
 
 
 @pytest.mark.parametrize("fault", [Refused("the replica is not empty", Cause.NOT_EMPTY), PeerLost("dead")])
@@ -119,7 +111,7 @@ async def test_one_that_does_not_promise_stays(make: Callable[..., World], fault
     world = make(b=fault)
     world.scaler.close([B], 7)
     await settle()
-    assert (world.stopped, world.scaler.wanted, world.evacuated) == ([], 2, [])
+    assert (world.stopped, world.scaler.wanted) == ([], 2)
 
 
 async def test_where_serve_does_not_know_how_the_number_is_lowered_and_the_replica_opens_again(
