@@ -276,9 +276,9 @@ class EngineReplica:
             return Refused("another version of the model runs here", Cause.FINGERPRINT)
         try:
             if request.fetch is not None:
-                self._fetches.submit(request.spec, request.hop, request.outputs, request.fetch)
+                self._fetches.submit(request.spec, request.hop, request.outputs, request.fetch, request.then)
             else:
-                self._moves.submit(request.spec, request.hop, request.outputs)
+                self._moves.submit(request.spec, request.hop, request.outputs, request.then)
         except Refused as error:
             return error
         return model

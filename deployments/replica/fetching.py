@@ -11,6 +11,7 @@ from migration.protocol.record import CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from policies.model import ReplicaId
+from policies.plan import Move
 from policies.prefix.copies import CopyReason, Fetch
 
 log = logging.getLogger("ray.serve")
@@ -35,9 +36,11 @@ class Fetches:
         self._copy_here = copy_here
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch) -> None:
-        """Take a request; it runs in the engine behind the copy. Raises Refused."""
-        self._moves.submit(spec, hop, outputs, fetching=True)
+    def submit(
+        self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch, then: Move | None = None
+    ) -> None:
+        """Take a request; it runs in the engine behind the copy, and `then` moves on. Raises Refused."""
+        self._moves.submit(spec, hop, outputs, then, fetching=True)
         task = asyncio.create_task(self._fetch(spec, hop, outputs, fetch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

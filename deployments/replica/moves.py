@@ -19,6 +19,7 @@ from migration.run.times import QUIET_S
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
+from policies.plan import Move
 
 log = logging.getLogger("ray.serve")
 
@@ -185,9 +186,19 @@ class Moves:
 
     # --- events ---------------------------------------------------------------------------------------
 
-    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetching: bool = False) -> None:
-        """Run a request from its reader, see `RequestHost.submit`. Raises Refused."""
+    def submit(
+        self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], then: Move | None = None, fetching: bool = False
+    ) -> None:
+        """Run a request from its reader, see `RequestHost.submit`, and begin `then`, its move. Raises Refused.
+
+        A move that cannot begin costs the request nothing: the scheduler sees that it has none.
+        """
         self._host.submit(spec, hop, outputs, fetching=fetching)
+        if then is not None:
+            try:
+                self.start(Order.of(then), then.target)
+            except Refused as error:
+                log.info("request %s does not move on to %s: %s", spec.id, then.target, error)
 
     def stop(self) -> None:
         """Begin to stop: take no new requests, and end incoming migrations; outgoing ones go on."""

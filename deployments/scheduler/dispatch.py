@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Iterable
 from typing import Protocol
 
 from deployments.scheduler.records import Records
 from migration.protocol.errors import MigrationError
-from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.causes import PAIR_FAILURES, Cause
@@ -43,9 +41,7 @@ class Dispatch:
     def begin(self, moves: Iterable[Move]) -> None:
         """Order moves, without waiting for the answers."""
         for move in moves:
-            path = ONLY[move.path] if move.path is not None else PathRequest.AUTO
-            order = Order(new_id(), move.request, path, move.reason, move.kv_s, move.tokens_s)
-            task = asyncio.create_task(self._begin(order, move))
+            task = asyncio.create_task(self._begin(Order.of(move), move))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -128,8 +124,3 @@ def report_of_copy(record: CopyRecord) -> CopyReport | None:
     if not record.tokens or (not done and record.cause not in PAIR_FAILURES):
         return None
     return CopyReport(record.source, record.target, record.tokens, record.duration_s, done)
-
-
-def new_id() -> str:
-    """A new migration's id."""
-    return uuid.uuid4().hex[:16]

@@ -7,14 +7,15 @@ happens arrives through one queue, so there is one order of events.
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from math import inf
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from migration.protocol import source
 from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone, TransferFailed
-from migration.protocol.messages import Adopt, CopyRound, PathRequest, Prepare
+from migration.protocol.messages import ONLY, Adopt, CopyRound, PathRequest, Prepare
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Doubt, Moved, Moving
@@ -33,7 +34,7 @@ from migration.run.times import Times
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
-from policies.plan import Path, Reason
+from policies.plan import Move, Path, Reason
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,12 @@ class Order:
     reason: Reason
     predicted_kv_s: float | None = None
     predicted_tokens_s: float | None = None
+
+    @classmethod
+    def of(cls, move: Move) -> Self:
+        """A new order of a move, with an id of its own."""
+        path = ONLY[move.path] if move.path is not None else PathRequest.AUTO
+        return cls(uuid.uuid4().hex[:16], move.request, path, move.reason, move.kv_s, move.tokens_s)
 
 
 class SourceRun:

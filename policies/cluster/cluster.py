@@ -378,6 +378,10 @@ class Cluster:
         """Set the share of the waiting requests' sizes that counts as demand."""
         self.queue_share = share
 
+    def spend_move(self) -> None:
+        """Take a move that is decided outside of an epoch off the budget of the last one."""
+        self.moves_left -= 1
+
     def rest(self, request_id: RequestId, until: float) -> None:
         """Forbid the request to move before a time."""
         self.resting[request_id] = until

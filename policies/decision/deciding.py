@@ -30,10 +30,16 @@ from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Route
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.decision.roles import assign_roles, barred_by_role, hand_over_prefills, soonest_prefills
+from policies.decision.roles import (
+    assign_roles,
+    barred_by_role,
+    hand_over_prefills,
+    hand_over_target,
+    soonest_prefills,
+)
 from policies.decision.scaling import Scaled, ScaleUp
 from policies.decision.service import FORESEEN, replica_speed, speed_limit
-from policies.model import Phase, ReplicaId, ReplicaState, Tokens
+from policies.model import Phase, ReplicaId, ReplicaState, Role, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
 from policies.prefix.routing import Routing
@@ -125,6 +131,7 @@ def place(
 ) -> Decision:
     """Choose a replica outside of `exclude` for an arrival. The request counts there from then on.
 
+    On a prefill replica it comes with its move to another one, if that has room: the request is under way from then on.
     An earlier location of the same request is dropped. A request that fits nowhere queues on the replica with the
     fewest requests, queued ones included, and of equals on the one with the most free room.
     """
@@ -141,14 +148,22 @@ def place(
     placing = _route(memory, request, arrival, held, unsuited, now).placing
     replica = cluster.replicas[placing.replica]
     matched, fetch = memory.router.placed(arrival, replica, held, now)
-    placing = Place(replica.id, matched, fetch) if isinstance(placing, Place) else Queue(replica.id, matched)
-    cluster.locate(request, replica)
-    cluster.pin(request)
+    then = _hand_over(memory, request, replica, barred, now) if isinstance(placing, Place) else None
+    placing = Place(replica.id, matched, fetch, then) if isinstance(placing, Place) else Queue(replica.id, matched)
     if memory.learns and not exclude:
         memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
     placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
     memory.add_placement(request.id, placed, placing.matched.predicted)
+    if then is None:
+        cluster.locate(request, replica)
+    else:
+        memory.add_order(then, now)
+        cluster.locate(request, cluster.replicas[then.target], replica)
+        cluster.spend_move()
+        if cooldown_s := memory.terms.limits.limits.cooldown_s:
+            cluster.rest(request.id, now + cooldown_s)
+    cluster.pin(request)
     return placing
 
 
@@ -301,6 +316,29 @@ def _route(
     if better is None or _is_overtaking(memory, request, better):
         return Routed(placing, Basis.POLICY, favoured)
     return Routed(Place(better.id), basis, favoured)
+
+
+def _hand_over(memory: PoolMemory, request: Request, source: Replica, barred: Barred, now: float) -> Move | None:
+    """The move of an arrival from the prefill replica on which it is placed; None: the next epoch decides on it.
+
+    It is bound by all that bounds an epoch's moves. It waits for its prefill, and those that do so leave half of the
+    moves under way to epochs, which may not wait.
+    """
+    cluster = memory.cluster
+    if source.role is not Role.PREFILL or cluster.moves_left < 1:
+        return None
+    at_once = memory.terms.moves_at_once
+    if at_once is not None and sum(move.reason is _DISAGGREGATE for move in _moves_under_way(memory)) >= at_once // 2:
+        return None
+    others = barred | _incompatible(memory, source.id)
+    target = hand_over_target(memory, request, _barred_by_adapter(cluster, request, others))
+    if target is None or _is_overtaking(memory, request, target):
+        return None
+    move = Move(request.id, source.id, target.id, request.tokens, _DISAGGREGATE, cluster.unit())
+    if not _within_bounds(memory, [move], now):
+        return None
+    (choice,) = memory.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
+    return _routed(move, choice) if choice.path is not None else None
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------
@@ -481,7 +519,8 @@ def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Mo
     return admitted
 
 
-_UNBOUND = (Reason.ADMIT, Reason.DISAGGREGATE)
+_DISAGGREGATE = Reason.DISAGGREGATE
+_UNBOUND = (Reason.ADMIT, _DISAGGREGATE)
 
 
 def _moves_under_way(memory: PoolMemory) -> list[Move]:

@@ -8,14 +8,15 @@ request's location from the newest report, the moves under way and the placement
     on the move to another replica             the target, with blocks at the source, too
     in a replica's queue, without blocks       waiting, with that replica as its home
     on a replica that is about to stop         waiting and leaving; an immovable request is not in the cluster
-    placed since the last report               the chosen replica, until its report or until the placement expires
+    placed since the last report               the chosen replica, until its report or until the placement expires;
+                                               on the move from there already: as on the move
     on no replica (the idealised model)        waiting
 
 So a decision's location for a request lasts until the next observation, and longer only if that confirms it.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -170,7 +171,7 @@ class PoolMemory:
         for first in range(0, len(seen.gone), SLICE):
             departed += self._take_gone(seen.gone[first : first + SLICE])
             yield
-        decoding = self._take_requests(seen.requests, crossed)
+        decoding = self._take_requests(seen.requests, crossed, {report.request for report in seen.moves})
         if self.learns:
             self.experience.observe_growth(grown, self._decoding - decoding, now)
             self.experience.observe_running(len(cluster.requests) - len(cluster.waiting), now)
@@ -220,6 +221,7 @@ class PoolMemory:
         The replica has the KV of `cached` tokens of the request, by prediction.
         """
         self._forget_location(request_id)
+        self.under_way.pop(request_id, None)
         self.placed[request_id] = placed
         if self.terms.has_level:
             replica = self.cluster.replicas[placed.replica]
@@ -230,7 +232,7 @@ class PoolMemory:
         self._unsettled[request_id] = None
 
     def add_order(self, move: Move, now: float) -> None:
-        """Add an operator's move."""
+        """Add a move that is ordered between two epochs, by an operator or with a placement."""
         self.under_way[move.request] = Underway(move, now)
         self._stale[move.request] = None
 
@@ -291,6 +293,7 @@ class PoolMemory:
             return
         if report.moved:
             self.router.moved(report.request, *pair, now)
+            self._follow_placed(report)
         if underway is not None and (underway.move.source, underway.move.target) == pair:
             del self.under_way[report.request]
             if report.moved:
@@ -300,6 +303,12 @@ class PoolMemory:
                 self.breaker.failed(pair, now)
         self.estimates.learn(report, now)
 
+    def _follow_placed(self, report: MoveReport) -> None:
+        """Expect a request that has moved on before its first report from the target."""
+        placed = self.placed.get(report.request)
+        if placed is not None and placed.replica == report.source:
+            self.placed[report.request] = replace(placed, replica=report.target)
+
     def _expire(self, now: float) -> None:
         for request, underway in list(self.under_way.items()):
             if underway.since <= now - SILENT_S:
@@ -308,6 +317,7 @@ class PoolMemory:
         for request, placed in list(self.placed.items()):
             if placed.expires_at <= now:
                 del self.placed[request]
+                self.under_way.pop(request, None)
                 self.router.ended(request)
                 self._stale[request] = None
 
@@ -353,6 +363,9 @@ class PoolMemory:
             self.router.forget(replica_id)
         if seen.lost:
             self.estimates.keep(self.statuses)
+            for request in [q for q, underway in self.under_way.items() if underway.move.source in seen.lost]:
+                del self.under_way[request]
+                self._stale[request] = None
         for status in seen.replicas:
             was = self.statuses.get(status.id)
             self.statuses[status.id] = status
@@ -441,10 +454,14 @@ class PoolMemory:
         self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
         return ((q, tokens) for q, tokens in sizes.items() if q not in self._absent)
 
-    def _take_requests(self, residents: Sequence[Resident], crossed: list[Crossing]) -> int:
+    def _take_requests(
+        self, residents: Sequence[Resident], crossed: list[Crossing], moving: Collection[RequestId]
+    ) -> int:
         """Store new and changed requests. Appends those in another size class to `crossed`.
 
-        Returns the number of those that decode now. All other decoding requests have also decoded before.
+        A move that was ordered with a placement has begun if the request's first report comes with one of the move:
+        then it is `moving`. Returns the number of those that decode now. All other decoding requests have also decoded
+        before.
         """
         cluster = self.cluster
         others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in residents)
@@ -461,6 +478,8 @@ class PoolMemory:
             placed = self.placed.get(request_id)
             if placed is not None and placed.replica == resident.replica:
                 del self.placed[request_id]
+                if request_id not in moving:
+                    self.under_way.pop(request_id, None)
             self._stale[request_id] = None
         self._decoding += decoding
         return decoding
@@ -475,17 +494,18 @@ class PoolMemory:
 
     def _location(self, request_id: RequestId, up: Mapping[ReplicaId, Replica]) -> _Location | None:
         """A request's location, given the replicas that are up; None if the request is not in the cluster."""
-        placed = self.placed.get(request_id)
+        placed, underway = self.placed.get(request_id), self.under_way.get(request_id)
+        target = None if underway is None else up.get(underway.move.target)
         if placed is not None and (replica := up.get(placed.replica)) is not None:
-            return _Location(replica, pinned=True)
+            if target is None or target is replica:
+                return _Location(replica, pinned=True)
+            return _Location(target, replica, pinned=True)
         resident = self._residents.get(request_id)
         if resident is None:
             return None
         if resident.replica is None:
             return _NOWHERE
         home = up.get(resident.replica)
-        underway = self.under_way.get(request_id)
-        target = None if underway is None else up.get(underway.move.target)
         stays = resident.load.immovable is not None or resident.load.phase is Phase.MOVING
         if target is not None:
             return _Location(target, home if home is not target else None, pinned=True)
@@ -559,13 +579,22 @@ class PoolMemory:
         if self.terms.has_level:
             self._count_backlogs()
 
+    def _prefilled_on(self, request: Request) -> Replica | None:
+        """The replica that has the prefill of an unsettled request before it; None for one that decodes and moves."""
+        if request.source is None:
+            return request.replica
+        underway = self.under_way.get(request.id)
+        disaggregates = underway is not None and underway.move.reason is Reason.DISAGGREGATE
+        return request.source if disaggregates and self.phase(request.id) not in SETTLED else None
+
     def _count_backlogs(self) -> None:
         """Set every replica's tokens that wait for their prefill: of requests in its queue, in prefill, or expected."""
         backlogs: dict[ReplicaId, int] = {}
         for request_id in self._unsettled:
             request = self.cluster.requests[request_id]
-            if request.replica is not None and request.source is None:
-                backlogs[request.replica.id] = backlogs.get(request.replica.id, 0) + request.tokens
+            replica = self._prefilled_on(request)
+            if replica is not None:
+                backlogs[replica.id] = backlogs.get(replica.id, 0) + request.tokens
         for request_id, home in self.homes.items():
             backlogs[home] = backlogs.get(home, 0) + self.cluster.requests[request_id].tokens
         for replica in self.cluster.replicas.values():
@@ -581,8 +610,9 @@ class PoolMemory:
         uncertain: dict[ReplicaId, int] = {}
         for request_id in self._unsettled:
             request = cluster.requests[request_id]
-            if request.replica is not None:
-                uncertain[request.replica.id] = uncertain.get(request.replica.id, 0) + request.tokens
+            for place in dict.fromkeys((request.replica, self._prefilled_on(request))):
+                if place is not None:
+                    uncertain[place.id] = uncertain.get(place.id, 0) + request.tokens
         for status in self.statuses.values():
             if status.free_blocks is not None and status.state is ReplicaState.RUNNING:
                 replica = cluster.replicas[status.id]

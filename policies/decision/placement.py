@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from policies.cluster.cluster import Cluster
 from policies.cost.service import ReplicaSpeed
 from policies.model import AdapterId, ReplicaId, RequestId, Tokens
+from policies.plan import Move
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 from policies.prefix.copies import Fetch
 from policies.prefix.names import Naming
@@ -16,12 +17,14 @@ from policies.prefix.routing import NOT_MATCHED, Matched
 class Place:
     """The request fits on this replica now. `matched` are the tokens of its prompt in KV caches.
 
-    With a `fetch`, the replica copies a part of the prompt from another one first.
+    With a `fetch`, the replica copies a part of the prompt from another one first. `then` is the move that the replica
+    begins at once: the request decodes on another one.
     """
 
     replica: ReplicaId
     matched: Matched = NOT_MATCHED
     fetch: Fetch | None = None
+    then: Move | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Disaggregation: prefills on some replicas, decoding on the others.
 
 Roles are the decision's memory and not deployments: all replicas are alike, so a role changes with an epoch and takes
-no restart. Arrivals are placed on prefill replicas. Each epoch moves the requests whose prefill has begun there to the
-other replicas, by KV; a move that begins during the prefill copies the blocks as they fill, and freezes the request at
-its first token (docs/migration-protocol.md). A request for which no other replica has room decodes where it is.
+no restart. Arrivals are placed on prefill replicas, and their move by KV to another one is a part of the placement
+(`deciding.place`). Each epoch orders the moves of requests that have none and whose prefill has begun. A move that
+begins before the first token copies the blocks as they fill, and freezes the request at that token
+(docs/migration-protocol.md). A request for which no other replica has room decodes where it is.
 """
 
 from collections.abc import Callable
@@ -73,6 +74,12 @@ def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId]
             for request in sorted(replica.requests.values(), key=lambda q: q.order):
                 if memory.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
                     _hand_over(memory, request, barred(request, replica.id))
+
+
+def hand_over_target(memory: PoolMemory, request: Request, barred: Barred) -> Replica | None:
+    """The replica outside of `barred` to which an arrival moves on from the replica of its prefill; None: it stays."""
+    prefills = {replica.id for replica in memory.cluster.running() if replica.role is Role.PREFILL}
+    return memory.rule.place(memory.cluster, request, barred | prefills)
 
 
 def _hand_over(memory: PoolMemory, request: Request, barred: Barred) -> None:

@@ -23,7 +23,7 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.model import ReplicaId, RequestId
-from policies.plan import Reason
+from policies.plan import Move, Reason
 from tests.deployments.engine.fake_engine import FakeEngine
 
 INGRESS = IngressId("ingress")
@@ -126,9 +126,9 @@ class Pair:
     def replica(self, name: str) -> Replica:
         return {self.a.id: self.a, self.b.id: self.b}[ReplicaId(name)]
 
-    def submit(self, spec: RequestSpec, on: str = "a") -> Cursor:
+    def submit(self, spec: RequestSpec, on: str = "a", then: Move | None = None) -> Cursor:
         self.cursors[spec.id] = Cursor()
-        self.replica(on).moves.submit(spec, 0, ())
+        self.replica(on).moves.submit(spec, 0, (), then)
         return self.cursors[spec.id]
 
     def move(

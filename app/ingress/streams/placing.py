@@ -14,7 +14,6 @@ from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, PlacingAlone, PlacingView, Queue
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.prefix.copies import Fetch
 from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
@@ -48,8 +47,8 @@ class Placer:
         self._alone = PlacingAlone(PlacingView(), clock())
         self._naming: Naming | None = None
         self._contents: dict[RequestId, PromptContent] = {}
-        self._fetches: dict[RequestId, tuple[ReplicaId, Fetch]] = {}
-        """Copies that come before requests, with the requests' replicas."""
+        self._placed: dict[RequestId, Place] = {}
+        """The scheduler's placements until they are submitted."""
         self._scheduler_down = False
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
 
@@ -70,10 +69,10 @@ class Placer:
         replica = await self._ask(arrival, spec.label, exclude)
         return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 
-    def take_fetch(self, request: RequestId, replica: ReplicaId) -> Fetch | None:
-        """The copy that comes before a request on this replica, once; None if there is none."""
-        placed = self._fetches.pop(request, None)
-        return placed[1] if placed is not None and placed[0] == replica else None
+    def take(self, request: RequestId, replica: ReplicaId) -> Place:
+        """The placement of a request on this replica, with what the scheduler has decided beside it, once."""
+        placed = self._placed.pop(request, None)
+        return placed if placed is not None and placed.replica == replica else Place(replica)
 
     def soonest_s(self) -> float:
         """Seconds to the first token of the shortest prompt, by the newest view; see `PlacingAlone.soonest_s`."""
@@ -82,7 +81,7 @@ class Placer:
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
         self._alone.ended(request)
-        self._fetches.pop(request, None)
+        self._placed.pop(request, None)
         self._contents.pop(request, None)
 
     async def refresh(self) -> None:
@@ -104,9 +103,8 @@ class Placer:
             log.info("the scheduler places requests again")
         self._scheduler_down = False
         match decision:
-            case Place(replica, fetch=fetch):
-                if fetch is not None:
-                    self._fetches[arrival.id] = replica, fetch
+            case Place(replica):
+                self._placed[arrival.id] = decision
                 return replica
             case Queue(replica):
                 return replica

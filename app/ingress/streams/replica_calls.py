@@ -52,7 +52,8 @@ class EngineCalls:
         async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
             return await self._call(replica, lambda engine: engine.submit(requests))
 
-        submission = Submission(spec, hop, outputs, model, self._placer.take_fetch(spec.id, replica))
+        placed = self._placer.take(spec.id, replica)
+        submission = Submission(spec, hop, outputs, model, placed.fetch, placed.then)
         if len(spec.body) > 1:  # A message has a largest size and a time limit.
             return await Coalescer(submit)(submission)
         if replica not in self._submissions:

@@ -159,12 +159,13 @@ class Mover:
         """Begin to move a request. If the target has no room for it, the request stays."""
         self.land(live)
         tokens = live.tokens(self._loop.now)
+        handed_over = reason is Reason.DISAGGREGATE and live.stage is not Stage.DECODE
         moving = MoveUnderWay(live, source, target, reason, path, predicted_s, self._loop.now, Tokens(round(tokens)))
         self.under_way[moving.request] = moving
         self._observer.touch(target)
         if not target.reserve(moving.request, tokens, self._loop.now, target.shares(live)):
             self._give_up(moving, TransferOutcome.REFUSED)
-        elif live.stage is Stage.PREFILL and path is Path.KV:
+        elif path is Path.KV and (live.stage is Stage.PREFILL or handed_over):
             moving.progress, moving.following = Progress.beginning(self._present(moving)), True
             self._copy_filled(moving)
         elif live.stage is not Stage.DECODE:

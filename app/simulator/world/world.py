@@ -32,7 +32,7 @@ from policies.decision.deciding import decide_pool, place, placing_order
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
-from policies.decision.placement import NoReplica, Place
+from policies.decision.placement import Decision, NoReplica, Place
 from policies.decision.roles import awaits_prefills
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
@@ -194,7 +194,7 @@ class World:
     def _place(self, arrival: Arrival) -> None:
         """Place an arrival at once. If it does not fit, an early epoch has to find room for it."""
         live = self.lives[arrival.id]
-        placing = place(self._memory, arrival, self.loop.now)
+        placing = self._decide_placement(arrival)
         if not isinstance(placing, Place):
             self._ask_early()
         self._await_prefills()
@@ -203,6 +203,11 @@ class World:
             fetch = placing.fetch if isinstance(placing, Place) else None
             if fetch is None or not self._fetch(live, placing.replica, fetch):
                 self._put(live, placing.replica)
+            if isinstance(placing, Place) and placing.then is not None:
+                self._move(live, placing.then)
+
+    def _decide_placement(self, arrival: Arrival) -> Decision:
+        return place(self._memory, arrival, self.loop.now)
 
     def _put(self, live: Live, replica: ReplicaId) -> None:
         """Queue a placed request, unless its replica has gone: then the next epoch places it."""

@@ -244,7 +244,7 @@ def _submit(replica: Replica, request: Submission) -> Refused | str:
     if request.model not in (None, replica.model):
         return Refused("another version of the model runs here", Cause.FINGERPRINT)
     try:
-        replica.moves.submit(request.spec, request.hop, request.outputs)
+        replica.moves.submit(request.spec, request.hop, request.outputs, request.then)
     except Refused as error:
         return error
     return replica.model

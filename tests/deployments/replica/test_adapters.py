@@ -43,7 +43,7 @@ class Taking:
         self.engine = engine
         self.taken: list[tuple[str, list[str]]] = []
 
-    def submit(self, spec: Any, hop: int, outputs: tuple[int, ...]) -> None:
+    def submit(self, spec: Any, hop: int, outputs: tuple[int, ...], then: Any = None) -> None:
         self.taken.append((spec.id, list(self.engine.loaded)))
 
     def prepare(self, message: Any) -> None:

@@ -29,10 +29,11 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.decision.observation import ENGINE, PoolReport, Status
+from policies.decision.placement import Decision, Place
 from policies.decision.reports import status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
-from policies.plan import MoveReport, Path, Plan
+from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
 from tests.app.simulator.physics import Log
@@ -62,11 +63,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request, and where it was sent."""
+    """A request, and the decision on it."""
 
     now: float
     arrival: Arrival
-    replica: ReplicaId | None
+    decision: Decision
 
 
 class Written(World):
@@ -93,9 +94,10 @@ class Written(World):
         self.script.append(plans)
         return plans
 
-    def _place(self, arrival: Arrival) -> None:
-        super()._place(arrival)
-        self.script.append(Arrived(self.loop.now, arrival, self.lives[arrival.id].at))
+    def _decide_placement(self, arrival: Arrival) -> Decision:
+        decision = super()._decide_placement(arrival)
+        self.script.append(Arrived(self.loop.now, arrival, decision))
+        return decision
 
     def _load(self, status: Status) -> ReplicaLoad:
         there = [live for live in self.lives.values() if live.at == status.id]
@@ -207,9 +209,15 @@ class ScriptedScheduler:
             elif isinstance(step, Arrived):
                 self.now = step.now
                 (decision,) = await self.core.place((PlaceCall(step.arrival, "", ()),))
-                assert getattr(decision, "replica", None) == step.replica, number
+                assert decision == step.decision, number
+                if isinstance(decision, Place) and decision.then is not None:
+                    self.begin(decision.then)
             else:
                 assert self.kept.plans[-1] == step, number
+
+    def begin(self, move: Move) -> None:
+        """The replica of a placement begins the move that came with it."""
+        self.told.orders[move.request, move.source, move.target] = Order.of(move)
 
     async def look(self, look: Look) -> None:
         self.now = look.now
@@ -240,6 +248,8 @@ CONFIGS = [
     {"slack": 0.5, "cooldown_s": 5.0},
     {"moves_per_epoch": 1, "cooldown_s": 0.0, "linger_s": 3.0, "foresight_s": 6.0},
     {"headroom_s": 2.0, "moves_at_once": 2, "slowdown": 0.05},
+    {"prefill_replicas": 1, "cooldown_s": 5.0},
+    {"prefill_replicas": 2, "moves_at_once": 4, "moves_per_epoch": 2, "cooldown_s": 0.0},
 ]
 
 
@@ -265,6 +275,7 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
         ),
         moves_at_once=config.moves_at_once,
         moves_per_replica=config.terms.moves_per_replica,
+        prefill_gpus=config.prefill_replicas,
     )
     costs = replace(COSTS, migration=replace(COSTS.migration, slowdown=config.slowdown))  # type: ignore[type-var]
     terms = terms_of(setup, costs)

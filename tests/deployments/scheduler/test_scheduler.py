@@ -717,8 +717,10 @@ async def test_early_epochs_come_early_but_not_at_once() -> None:
 
 
 async def test_a_prefill_is_moved_on_in_an_early_epoch() -> None:
-    """From the one replica that is for prefills to one that decodes: as soon as the replica reports it."""
-    config = SchedulerConfig(policy="best_fit", mode=Mode.ACT, epoch_s=2.0, bounds=(2, 2), prefill_replicas=1)
+    """From the one replica that is for prefills to one that decodes, if its placement came without this move."""
+    config = SchedulerConfig(
+        policy="best_fit", mode=Mode.ACT, epoch_s=2.0, bounds=(2, 2), prefill_replicas=1, moves_at_once=1
+    )
     profile = Profile("node", "cache", 1.0, Line.of(1000.0))
     reports = [replace(make_report(name, free), profile=profile) for name, free in (("a", 200), ("b", 100))]
     scheduler = Scheduler(Fleet(*reports, move=make_record()), config)

@@ -97,6 +97,10 @@ class Watcher:
         """Have the memory see that cluster."""
         return self.memory.observe(self.report(drawn), drawn.now)
 
+    def observe_moves(self, drawn: Drawn, *moves: MoveReport) -> Changes:
+        """Have the memory see that cluster, with these reports of moves alone."""
+        return self.memory.observe(replace(self.report(drawn), moves=moves), drawn.now)
+
     def decide(self, drawn: Drawn) -> Plan:
         """What is decided about that cluster."""
         (plan,) = decide_pool(self.memory, self.report(drawn), drawn.now)

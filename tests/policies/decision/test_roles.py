@@ -6,6 +6,7 @@ import pytest
 
 from policies.cluster.changes import Arrival
 from policies.cost.lines import Line
+from policies.cost.service import ServiceLevel
 from policies.decision.deciding import match_prompt, place, preview
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
@@ -13,19 +14,29 @@ from policies.decision.placement import Place, Queue
 from policies.decision.roles import awaits_prefills
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
-from policies.plan import Path, Plan
+from policies.plan import MoveReport, Path, Plan
+from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Watcher, observed
 
 PROFILE = Profile("n", "cache", 1.0, Line.of(1000.0))
+LIMITS, TERMS = Limits(), Terms()
 
 
 def watcher(
-    prefills: int = 1, spec: str = "pack:headroom_s=0,comfort=0,rest=0", mode: Mode = Mode.ACT, caches: str = "abcd"
+    prefills: int = 1,
+    spec: str = "pack:headroom_s=0,comfort=0,rest=0",
+    mode: Mode = Mode.ACT,
+    caches: str = "abcd",
+    limits: Limits = LIMITS,
+    at_once: int = 32,
+    terms: Terms = TERMS,
 ) -> Watcher:
     """A watcher of replicas, of which those in `caches` exchange KV."""
-    limits = LiveLimits(Limits(), 0.0, 0.0, 60.0, 0.0)
-    memory = PoolMemory(Terms(spec, limits, mode=mode, prefill_replicas=prefills))
+    live = LiveLimits(limits, 0.0, 0.0, 60.0, 0.0)
+    memory = PoolMemory(
+        replace(terms, policy=spec, limits=live, mode=mode, prefill_replicas=prefills, moves_at_once=at_once)
+    )
     for name in caches:
         memory.estimates.profile(ReplicaId(name), PROFILE)
     return Watcher(memory, least=4)
@@ -215,8 +226,188 @@ def test_room_for_prefills_is_no_room_for_what_decodes() -> None:
     assert made.memory.cluster.spare() == 50
 
 
-def test_early_epoch_is_wanted_until_a_prefill_has_its_order() -> None:
+# --- moves with placements ----------------------------------------------------------------------------
+
+
+def placed(made: Watcher, tokens: int = 10, name: str = "n", at: float = 0.5) -> Place:
+    """The placement of an arrival."""
+    found = place(made.memory, Arrival(RequestId(name), Tokens(tokens)), at)
+    assert isinstance(found, Place)
+    made.memory.cluster.check_integrity()
+    return found
+
+
+def onward(made: Watcher, tokens: int = 10, name: str = "n", at: float = 0.5) -> str | None:
+    """The replica to which an arrival moves on from that of its prefill."""
+    then = placed(made, tokens, name, at).then
+    return None if then is None else then.target
+
+
+@pytest.mark.parametrize("spec", sorted(POLICIES))
+def test_arrival_is_placed_with_its_move_to_a_decode_replica(spec: str) -> None:
+    made = watcher(spec=spec, terms=Terms(decode_rate=0.01))
+    made.decide(observed("a: | b: p50 | c: q50"))
+    found = placed(made)
+    assert found.replica == "a" and found.then is not None
+    assert found.then.target in "bc" and found.then.source == "a" and found.then.request == "n"
+    assert (found.then.reason, found.then.path) == ("disaggregate", Path.KV)
+    assert not awaits_prefills(made.memory), "no epoch has to order anything"
+    request = made.memory.cluster.requests[RequestId("n")]
+    assert request.replica is not None and request.replica.id == found.then.target
+    assert request.source is not None and request.source.id == "a"
+
+
+def test_room_of_a_move_with_a_placement_is_promised_once() -> None:
     made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert [onward(made, 30, name) for name in "klm"] == ["b", None, None]
+    made.decide(observed("a: k30~ l30? m30? | b: p50", 1.0, moves="k:a>b"))
+    assert made.memory.cluster.replicas[ReplicaId("b")].free == 20
+
+
+def test_moves_with_placements_last_until_they_are_over() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    for now, phase in ((1.0, "?"), (2.0, "~"), (3.0, ">")):
+        assert moves(made.decide(observed(f"a: n10{phase} | b: p50", now, moves="n:a>b"))) == []
+        assert made.memory.cluster.requests[RequestId("n")].source is not None
+        made.memory.cluster.check_integrity()
+    made.decide(observed("a: | b: p50 n11", 4.0))
+    request = made.memory.cluster.requests[RequestId("n")]
+    assert request.source is None and not made.memory.under_way
+
+
+def test_request_that_has_moved_on_before_its_first_report_is_at_its_target() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    made.decide(observed("a: | b: p50 n12", 1.0))
+    request = made.memory.cluster.requests[RequestId("n")]
+    assert request.replica is not None and (request.replica.id, request.source) == ("b", None)
+    assert not made.memory.placed and not made.memory.under_way
+
+
+def test_request_that_its_target_has_not_reported_yet_is_expected_there() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    over = MoveReport(RequestId("n"), ReplicaId("a"), ReplicaId("b"), moved=True, path=Path.KV)
+    made.observe_moves(observed("a: | b: p50", 1.0), over)
+    assert made.memory.cluster.requests[RequestId("n")].replica is made.memory.cluster.replicas[ReplicaId("b")]
+
+
+def test_move_that_failed_is_left_to_a_later_epoch() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    assert moves(made.decide(observed("a: n10~ | b: p50", 1.0))) == ["n:a>b disaggregate kv"]
+
+
+def test_move_that_did_not_begin_is_left_to_a_later_epoch() -> None:
+    """The replica of the prefill reports the request, and no move of it."""
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    made.observe_moves(observed("a: n10~ | b: p50", 1.0))
+    assert not made.memory.under_way and awaits_prefills(made.memory)
+    assert moves(made.decide(observed("a: n10~ | b: p50", 1.1))) == ["n:a>b disaggregate kv"]
+
+
+def test_move_rests_as_one_of_an_epoch_does() -> None:
+    made = watcher(limits=Limits(cooldown_s=5.0))
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    assert moves(made.decide(observed("a: n10~ | b: p50", 1.0))) == []
+    assert moves(made.decide(observed("a: n10 | b: p50", 5.6))) == ["n:a>b disaggregate kv"]
+
+
+def test_request_that_is_never_reported_leaves_nothing_behind() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    made.observe_moves(observed("a: | b: p50", 3.0))
+    assert not made.memory.under_way and not made.memory.cluster.held and not made.memory.placed
+
+
+@pytest.mark.parametrize("left", ["a: | c: q95", "b: p50 | c: q95"], ids=["its target", "that of its prefill"])
+def test_move_ends_with_either_replica(left: str) -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50 | c: q95"))
+    assert onward(made) == "b"
+    made.observe_moves(observed(left, 1.0))
+    there = made.memory.cluster.requests.get(RequestId("n"))
+    assert there is None or (there.replica is not None and (there.replica.id, there.source) == ("a", None))
+    made.memory.cluster.check_integrity()
+
+
+def test_request_that_is_placed_anew_has_a_new_move() -> None:
+    """Its reader has lost the replica of its prefill, which the scheduler still lists."""
+    made = watcher(prefills=2)
+    made.decide(observed("a: | b: | c: p50 | d: q60"))
+    first = placed(made)
+    again = place(made.memory, Arrival(RequestId("n"), Tokens(10)), 0.6, exclude=[first.replica])
+    assert isinstance(again, Place) and again.then is not None and again.then.source == again.replica != first.replica
+    assert [underway.move for underway in made.memory.under_way.values()] == [again.then]
+    made.memory.cluster.check_integrity()
+
+
+def test_pair_whose_moves_keep_failing_gets_none() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50"))
+    for _ in range(3):
+        made.memory.breaker.failed((ReplicaId("a"), ReplicaId("b")), 0.4)
+    assert onward(made) is None
+
+
+def test_moves_that_wait_for_prefills_leave_half_of_all_to_epochs() -> None:
+    made = watcher(at_once=6)
+    made.decide(observed("a: | b: p50"))
+    assert [onward(made, 5, name) for name in "hijk"] == ["b", "b", "b", None]
+
+
+def test_move_waits_for_its_epoch_if_that_has_none_left() -> None:
+    made = watcher(limits=Limits(moves_per_epoch=1))
+    made.decide(observed("a: | b: p50"))
+    assert [onward(made, 5, name) for name in "hi"] == ["b", None]
+
+
+def test_full_link_leaves_the_move_to_an_epoch() -> None:
+    made = watcher()
+    for name in "ab":
+        made.memory.estimates.profile(ReplicaId(name), replace(PROFILE, staging_bytes_per_s=1.0))
+    made.decide(observed("a: | b: p10"))
+    assert [onward(made, 20, name) for name in "kl"] == ["b", None], "an empty link takes any one move"
+
+
+def test_move_takes_no_room_from_a_request_of_an_earlier_turn() -> None:
+    made = watcher(terms=Terms(classes=ServiceClasses({"first": ServiceClass(5)})))
+    made.decide(observed("a: | b: p50 | c: q90"))
+    first = {"w": Precedence(service_class="first")}
+    made.observe_moves(observed("a: z70~ | b: p50 | c: q90 w40?", 0.4, classed=first))
+    assert onward(made, 20) is None
+
+
+def test_backlog_of_a_request_with_its_move_is_where_it_is_prefilled() -> None:
+    made = watcher(terms=Terms(service=ServiceLevel(2.0, None)))
+    made.decide(observed("a: | b: p50"))
+    assert onward(made) == "b"
+    for phase, backlog in (("?", 10), ("~", 10), (">", 0)):
+        made.decide(observed(f"a: n10{phase} | b: p50", 1.0, moves="n:a>b"))
+        assert [made.memory.cluster.replicas[ReplicaId(r)].backlog for r in "ab"] == [backlog, 0]
+
+
+def test_replica_keeps_room_for_a_prompt_that_it_has_yet_to_compute() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p20"))
+    assert onward(made, 40) == "b"
+    made.decide(observed("a: n40? | b: p20", 1.0, moves="n:a>b"))
+    replicas = made.memory.cluster.replicas
+    assert [replicas[ReplicaId(name)].free for name in "ab"] == [60, 40]
+
+
+def test_early_epoch_is_wanted_until_a_prefill_has_its_order() -> None:
+    made = watcher(at_once=1)
     made.decide(observed("a: | b: p50"))
     assert not awaits_prefills(made.memory)
     arrive(made)

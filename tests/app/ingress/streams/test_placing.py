@@ -10,10 +10,12 @@ from app.ingress.streams.placing import PromptContent
 from deployments.api.calls import PlaceCall
 from migration.protocol.core_messages import Adapter
 from migration.protocol.ports import LossKind
+from migration.protocol.record import Outcome
 from migration.run.reader import NotServed
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.plan import Move, Path, Reason
 from policies.prefix.copies import Fetch
 from tests.app.ingress.fakes import Conversation, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
@@ -166,16 +168,29 @@ async def test_a_death_is_survived_without_the_scheduler() -> None:
         assert await output(conversation) == whole(request)
 
 
-async def test_a_copy_before_a_request_goes_to_its_replica_with_the_first_submission() -> None:
+async def test_what_comes_with_a_placement_goes_to_its_replica_with_the_first_submission() -> None:
     service, request = make_service(), spec()
-    fetch = Fetch(ReplicaId("b"), Tokens(32), 0.01, 0.5)
-    service.scheduler.decide = lambda call: Place(ReplicaId("a"), fetch=fetch)  # type: ignore[method-assign]
+    a, b = ReplicaId("a"), ReplicaId("b")
+    then = Move(request.id, a, b, Tokens(64), Reason.DISAGGREGATE, 1)
+    placed = Place(a, fetch=Fetch(b, Tokens(32), 0.01, 0.5), then=then)
+    service.scheduler.decide = lambda call: placed  # type: ignore[method-assign]
     assert await service.streams._calls.place(request, 0, frozenset()) == "a"
     placer = service.streams._calls._placer
-    assert placer.take_fetch(request.id, ReplicaId("b")) is None, "it was placed on another one"
+    assert placer.take(request.id, b) == Place(b), "it was placed on another one"
     await service.streams._calls.place(request, 0, frozenset())
-    assert placer.take_fetch(request.id, ReplicaId("a")) == fetch
-    assert placer.take_fetch(request.id, ReplicaId("a")) is None
+    assert placer.take(request.id, a) == placed
+    assert placer.take(request.id, a) == Place(a)
     await service.streams._calls.place(request, 0, frozenset())
     placer.ended(request.id)
-    assert placer.take_fetch(request.id, ReplicaId("a")) is None
+    assert placer.take(request.id, a) == Place(a)
+
+
+async def test_a_request_is_submitted_with_its_move() -> None:
+    service, request = make_service(), spec()
+    a, b = ReplicaId("a"), ReplicaId("b")
+    then = Move(request.id, a, b, Tokens(64), Reason.DISAGGREGATE, 1, Path.KV)
+    service.scheduler.decide = lambda call: Place(a, then=then)  # type: ignore[method-assign]
+    assert await served(service, request) == whole(request)
+    (record,) = service.replica("a").moves.records()
+    assert (record.trigger, record.target, record.outcome) == (Reason.DISAGGREGATE, b, Outcome.COMMITTED)
+    await service.idle()
