@@ -331,6 +331,7 @@ class VllmEngine:
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.hold_prefix`. A request of vLLM waits in vain, with the blocks as its own (see `connector`)."""
         copiers, queue = self._blocks(), OutputQueue()
+        await self._swap_in(hold, spec, outputs)
         # A context that ends with a full block is followed by any token, since vLLM computes the last one.
         context = (*outputs, _FIRST_ID)
         end = (spec.prompt_tokens + len(outputs)) // self._block_size * self._block_size + 1
@@ -349,6 +350,17 @@ class VllmEngine:
             raise TransferFailed("the engine did not hold the prefix")
         self._holds[hold] = request
         return Blocks(held)
+
+    async def _swap_in(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        """Have the prefix's blocks that only the host has loaded, if they take at most half of the free memory.
+
+        vLLM runs a request of one token for it, as for a load without blocks. Requests on their way here find room in
+        the other half: none waits for the copy.
+        """
+        held = self.mirror.held(self.names(spec, outputs))
+        if held.dram and 2 * held.dram <= self.stats().free_blocks:
+            end = Blocks(held.blocks)
+            await self.load(f"{hold}-in", spec, outputs, end, end)
 
     def release_prefix(self, hold: str) -> None:
         """See `Engine.release_prefix`."""

@@ -10,7 +10,7 @@ from migration.protocol.ports import Clock
 from migration.protocol.request import RequestSpec
 
 BYTES_PER_TOKEN = 16
-"""The memory for contexts, in bytes for each token of the engine's KV cache.
+"""The memory for contexts, in bytes for each token of the engine's KV cache and of its tier of host memory.
 
 A token takes up to five bytes in a request, and four as output. Each turn of a conversation repeats the ones before.
 """

@@ -129,8 +129,8 @@ class EngineReplica:
         self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit, self._lacks)
         by_priority = engine.kwargs.get("scheduling_policy") == "priority"
         remembers = (engine.evacuates or engine.recompute_s > 0) and self._engine.mirror.off is None
-        memory = BYTES_PER_TOKEN * self._engine.stats().capacity_tokens if remembers else 0
-        contexts = PastContexts(memory, time.monotonic)
+        tokens = self._engine.stats().capacity_tokens + self._engine.host_blocks * self._engine.stats().block_size
+        contexts = PastContexts(BYTES_PER_TOKEN * tokens if remembers else 0, time.monotonic)
         self._recomputation = Recomputation(self._engine, contexts, random.Random())
         self._host = RequestHost(
             self._engine,

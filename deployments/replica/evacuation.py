@@ -92,8 +92,9 @@ class Evacuator:
         found = []
         for context in self._contexts.newest_first():
             names = self._engine.names(context.spec, tuple(context.outputs))
-            if held := self._engine.mirror.held(names).hbm:
-                found.append(CachedContext(context.number, array("Q", names[:held]), self._clock() - context.at))
+            if (held := self._engine.mirror.held(names)).blocks:
+                kept, idle_s = array("Q", names[: held.blocks]), self._clock() - context.at
+                found.append(CachedContext(context.number, kept, idle_s, held.hbm))
             await asyncio.sleep(0)
         return tuple(found)
 

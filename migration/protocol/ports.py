@@ -292,6 +292,8 @@ class PrefixHolds(Protocol):
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """Keep the first full blocks of a context that the prefix cache has, until `release_prefix`; their number.
 
+        Blocks that only the tier of host memory has are loaded first, as far as there is room for them.
+
         They can be gathered and sent as those of a running request of the key `hold`, a name that is never reused.
         Cancelled, it releases them.
 

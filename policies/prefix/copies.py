@@ -2,13 +2,15 @@
 
 A prompt of n tokens, of which its replica has m, is computed there in F(n - m, m) seconds (`cost.first_token`). If
 another replica, the donor, has the first h > m tokens, the replica can copy what it lacks before it computes the rest:
-this takes X(h - m) + F(n - h, h), where X is the line of the link between the two. A copy has to save a share of the
-time, `SAVES`: both terms are predictions, and a copy occupies a link that migrations need, and two replicas.
+this takes X(h - m) + F(n - h, h), where X is the line of the link between the two, and L(d) more if the donor has the
+last d of them only in DRAM: it loads these first. A copy has to save a share of the time, `SAVES`: all terms are
+predictions, and a copy occupies a link that migrations need, and two replicas.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from policies.cost.lines import Line
 from policies.model import ReplicaId, Tokens
@@ -59,34 +61,47 @@ class CopyReport:
     done: bool
 
 
-def longest(held: Mapping[ReplicaId, HeldPrefix]) -> tuple[tuple[ReplicaId, int], ...]:
-    """The replicas with the longest prefixes in HBM, and their numbers of blocks, the longest first."""
-    donors = ((replica, prefix.hbm) for replica, prefix in held.items() if prefix.hbm)
-    return tuple(sorted(donors, key=lambda donor: (-donor[1], donor[0]))[:_DONORS])
+class Donor(NamedTuple):
+    """A replica with the first `tokens` tokens of a prompt, of which it has the last `dram` only in its DRAM."""
+
+    replica: ReplicaId
+    tokens: Tokens
+    dram: Tokens = Tokens(0)
+
+
+def longest(held: Mapping[ReplicaId, HeldPrefix], block_tokens: int) -> tuple[Donor, ...]:
+    """The replicas with the longest prefixes, the longest first; of equals, that with the most in HBM."""
+    ordered = sorted(held.items(), key=lambda item: (-item[1].blocks, -item[1].hbm, item[0]))[:_DONORS]
+    return tuple(
+        Donor(replica, Tokens(prefix.blocks * block_tokens), Tokens(prefix.dram * block_tokens))
+        for replica, prefix in ordered
+    )
 
 
 def best_fetch(
     replica: ReplicaId,
     here: Tokens,
     computed_s: float,
-    donors: Iterable[tuple[ReplicaId, Tokens]],
+    donors: Iterable[Donor],
     link: TokenLink,
+    load: Line,
     limit_s: float,
     rest_s: Callable[[Tokens], float],
 ) -> Fetch | None:
     """The copy with which a prompt's first token comes soonest on `replica`; None if none saves enough.
 
     The replica has `here` tokens of the prompt, and needs `computed_s` seconds without a copy; `rest_s` is its time
-    with that many tokens. `donors` are pairs of a replica and the tokens of the prompt that it has. No copy takes more
-    than `limit_s` seconds: this is the boundary of a link.
+    with that many tokens. `load` is the time to load tokens from DRAM. No copy occupies a link for more than `limit_s`
+    seconds.
     """
     found: Fetch | None = None
     best_s = (1 - SAVES) * computed_s
-    for donor, tokens in donors:
+    for donor, tokens, dram in donors:
         if donor == replica or tokens <= here or (line := link(donor, replica)) is None:
             continue
-        copy_s, left_s = line.seconds(tokens - here), rest_s(tokens)
-        if copy_s <= limit_s and copy_s + left_s <= best_s:
+        link_s, left_s = line.seconds(tokens - here), rest_s(tokens)
+        copy_s = link_s + (load.seconds(dram) if dram else 0.0)
+        if link_s <= limit_s and copy_s + left_s <= best_s:
             best_s = copy_s + left_s
             found = Fetch(donor, tokens, copy_s, computed_s - left_s)
     return found

@@ -27,14 +27,15 @@ SURVIVORS = 8
 
 
 class CachedContext(NamedTuple):
-    """A context whose first blocks, with these `names`, are in a replica's HBM, and that nobody has used for `idle_s`.
+    """A context whose first blocks, with these `names`, a replica has, and that nobody has used for `idle_s`.
 
-    `number` is the replica's own name of it.
+    The first `hbm` of them are in its HBM, and the others only in its DRAM. `number` is the replica's own name of it.
     """
 
     number: int
     names: Sequence[int]
     idle_s: float
+    hbm: int
 
 
 class ContextCopy(NamedTuple):
@@ -56,10 +57,10 @@ class Survivor:
         """The names of the blocks that are to come, and of those before them."""
         self._idle_s: list[float] = []
         self._hotter: list[int] = [0]
-        """The number of different blocks in the first contexts, the hottest first; `_idle_s` are their idle times."""
+        """The number of different blocks in HBM of the first contexts, the hottest first, as in `_idle_s`."""
         seen: set[int] = set()
         for context in sorted(contexts, key=_idle_s):
-            seen.update(context.names)
+            seen.update(context.names[: context.hbm])
             self._idle_s.append(context.idle_s)
             self._hotter.append(len(seen))
 

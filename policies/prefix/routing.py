@@ -28,7 +28,7 @@ from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Profile
-from policies.prefix.copies import Fetch, TokenLink, best_fetch, longest
+from policies.prefix.copies import Donor, Fetch, TokenLink, best_fetch, longest
 from policies.prefix.queues import PrefillQueues
 from policies.prefix.tree import NO_PREFIX, Generations, HeldPrefix, PromptTree
 
@@ -205,29 +205,29 @@ class Router:
         donors = self._donors(held)
         return [self._score(each, prompt, held.get(each.id, NO_PREFIX), donors, now) for each in replicas]
 
-    def _donors(self, held: Mapping[ReplicaId, HeldPrefix]) -> Sequence[tuple[ReplicaId, Tokens]]:
-        """The replicas that a prompt's prefix may be copied from, and the tokens of it that they have."""
+    def _donors(self, held: Mapping[ReplicaId, HeldPrefix]) -> Sequence[Donor]:
+        """The replicas that a prompt's prefix may be copied from, the longest prefix first."""
         if self.link is None or self.routing is not Routing.TREE:
             return ()
-        return [(donor, Tokens(blocks * self.block_tokens)) for donor, blocks in longest(held)]
+        return longest(held, self.block_tokens)
 
     def _score(
         self,
         replica: Replica,
         prompt: Tokens,
         here: HeldPrefix,
-        donors: Sequence[tuple[ReplicaId, Tokens]],
+        donors: Sequence[Donor],
         now: float,
     ) -> ReplicaScore:
         hbm, dram = Tokens(here.hbm * self.block_tokens), Tokens(here.dram * self.block_tokens)
         batch, context, wait_s = len(replica.requests), replica.load, self.queues.wait_s(replica.id, now)
         own_s = first_token_s(self.speed, self.load, prompt, hbm, dram, batch, context)
-        if donors and self.link is not None and donors[0][1] > hbm:
+        if donors and self.link is not None and donors[0].tokens > hbm:
 
             def rest_s(tokens: Tokens) -> float:
                 return self.speed.prefill_s(prompt - tokens, tokens, batch, context)
 
-            if fetch := best_fetch(replica.id, hbm, own_s, donors, self.link, self.link_limit_s, rest_s):
+            if fetch := best_fetch(replica.id, hbm, own_s, donors, self.link, self.load, self.link_limit_s, rest_s):
                 return ReplicaScore(replica.id, hbm, dram, wait_s, rest_s(fetch.tokens), fetch)
         return ReplicaScore(replica.id, hbm, dram, wait_s, own_s)
 

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +53,7 @@ from migration.protocol.ports import HALTED, Generated
 from migration.run.outputs import OutputQueue
 from policies.cost.fit import StepTotals
 from policies.model import Blocks
+from policies.prefix.tree import HeldPrefix
 from tests.integration.models.rows import How, row
 from tests.tinyvision import ensure_tiny_vision
 
@@ -498,6 +499,47 @@ class LoadingCopiers:
 
     def discard(self, name: str) -> None:
         self.forgotten.append(name)
+
+
+class HoldingCopiers(LoadingCopiers):
+    """A hold of seven blocks is admitted at once; a load has nothing to fill, and ends with its request."""
+
+    async def held(self, hold: str) -> int:
+        return 7
+
+
+class TierMirror:
+    """The mirror of an engine that has that many of a prefix's blocks, by tier."""
+
+    def __init__(self, hbm: int, dram: int) -> None:
+        self._held = HeldPrefix(hbm, dram)
+
+    def held(self, names: Sequence[int]) -> HeldPrefix:
+        return self._held
+
+
+@pytest.mark.parametrize(
+    ("dram", "free", "loads"),
+    [(4, 8, [{"load": "h-in", "first": 7, "last": 7}]), (4, 7, []), (0, 8, [])],
+    ids=["the host has the rest", "there is no room for it", "all is in the engine's own memory"],
+)
+async def test_hold_loads_first_what_only_the_host_has(dram: int, free: int, loads: list[Any]) -> None:
+    engine = over(core := FakeCore(), HoldingCopiers())
+    engine.mirror = TierMirror(3, dram)  # type: ignore[assignment]
+    engine.stats = lambda: SimpleNamespace(free_blocks=free)  # type: ignore[method-assign, assignment, return-value]
+    engine._holds = {}
+    holding = asyncio.create_task(engine.hold_prefix("h", plain_spec("r", (5,) * 120, 9), ()))
+    await settle()
+    if loads:
+        (request,) = core.requests
+        assert len(request.prompt_token_ids) == 7 * 16 + 1 and not holding.done(), "the hold comes behind the load"
+        await core.step(EngineCoreOutput("h-in", [1], finish_reason=FinishReason.LENGTH))
+        await settle()
+    assert await holding == 7
+    sent = [request.sampling_params.extra_args["kv_transfer_params"] for request in core.requests]
+    assert [each["mell_load"] for each in sent if "mell_load" in each] == loads
+    assert [each["mell_hold"] for each in sent if "mell_hold" in each] == ["h"]
+    engine.release_prefix("h")
 
 
 @pytest.mark.parametrize("end", ["first step", "error", "abort"])

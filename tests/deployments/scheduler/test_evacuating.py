@@ -17,7 +17,7 @@ from tests.deployments.scheduler.fakes import AnsweringReplica, FakeListing, Rep
 pytestmark = pytest.mark.virtual_time
 
 A, B, C = (ReplicaId(name) for name in "abc")
-COLD, HOT = CachedContext(1, (10, 11, 12), 60.0), CachedContext(2, (20, 21), 1.0)
+COLD, HOT = CachedContext(1, (10, 11, 12), 60.0, 3), CachedContext(2, (20, 21), 1.0, 2)
 
 
 class Caches:
@@ -79,7 +79,7 @@ async def test_what_another_replica_has_is_not_copied() -> None:
 
 
 async def test_hotter_contexts_of_another_replica_stay() -> None:
-    caches = Caches(a=(HOT, COLD), b=(CachedContext(1, (30, 31), 30.0),))
+    caches = Caches(a=(HOT, COLD), b=(CachedContext(1, (30, 31), 30.0, 2),))
     await evacuated(caches, {"a": 10, "b": 4})
     assert caches.ordered == [order((2, B))], "the cold one would need three of the last two blocks"
 

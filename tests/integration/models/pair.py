@@ -19,6 +19,7 @@ import msgspec
 from app.settings import CPU_ENGINE, CPU_ENV
 from deployments.config import MigrationSettings
 from deployments.engine.vllm_engine import VllmEngine
+from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
@@ -28,12 +29,14 @@ from migration.protocol.core_messages import decode_request, encode_request
 from migration.protocol.cursor import Cursor
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec
+from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
+from policies.prefix.copies import CopyReason
 
 INGRESS = IngressId("ingress")
 BLOCK, BLOCKS = 32, 256
@@ -98,6 +101,7 @@ class RealReplica:
             time.time,
         )
         self.moves = Moves(world, self.host, lambda to: DirectPeer(replicas[to]), settings.lease_s)
+        self.copies = Copies(world, engine, lambda to: DirectPeer(replicas[to]), settings.lease_s)
 
 
 class EnginePair:
@@ -157,6 +161,15 @@ class EnginePair:
         record = await self._move(spec, on, "a" if on == "b" else "b", PathRequest.KV)
         await self._until(spec, lambda: cursor.finish is not None)
         return tuple(cursor.tokens), record
+
+    def names(self, replica: str, prompt: Sequence[int]) -> Sequence[int]:
+        """The names of a prompt's blocks on a replica."""
+        return self[replica].engine.names(salted(plain_spec("names", tuple(prompt), 1, ingress=INGRESS), replica), ())
+
+    async def copy(self, name: str, prompt: Sequence[int], source: str, target: str) -> CopyRecord:
+        """Copy the blocks of a prompt from one replica to the other."""
+        spec = salted(plain_spec(name, tuple(prompt), 1, ingress=INGRESS), source)
+        return await self[source].copies.copy(CopyOrder(name, spec, CopyReason.MANUAL), ReplicaId(target))
 
     def _submit(
         self, name: str, prompt: Sequence[int], tokens: int, on: str, sampling: Mapping[str, Any]

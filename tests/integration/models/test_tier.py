@@ -1,7 +1,7 @@
 """A tier of host memory on a real engine: answers are those of computed contexts, wherever their KV comes from."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from app.tinymodel import ensure_tiny_model
 from migration.protocol.record import Outcome
 from policies.plan import Path
+from policies.prefix.tree import HeldPrefix
 from tests.counts import LONG
 from tests.integration.models.pair import BLOCK, EnginePair, engine_pair, prompt_of
 
@@ -39,6 +40,7 @@ async def test_answers_from_host_memory_are_those_of_computed_contexts() -> None
     async with engine_pair(str(ensure_tiny_model()), dram_gib=0.25, **SIZES) as pair:
         for number, kind in enumerate(KINDS):
             await answers_are_equal(pair, f"kind {number}", kind)
+            await copies_are_equal(pair, f"copied {number}", kind)
         await moves_are_equal(pair)
         await preempted_requests_are_equal(pair)
         pair.engine._feed.resync()  # type: ignore[union-attr]
@@ -64,6 +66,30 @@ async def answers_are_equal(pair: EnginePair, name: str, kind: Mapping[str, Any]
     await pair.engine.delete(None)
     computed, _ = await pair.run(f"{name} second, computed", turn, OUTPUT, **kind)
     assert second == computed, name
+
+
+async def copies_are_equal(pair: EnginePair, name: str, kind: Mapping[str, Any]) -> None:
+    """A donor whose blocks are in the host's memory alone, or only the last of them, loads these and copies all."""
+    prompt, blocks = prompt_of(PROMPT, name), PROMPT // BLOCK
+    cold, _ = await pair.run(f"{name} cold", prompt, OUTPUT, **kind)
+    for part, first in (("all", 0), ("rest", 4)):
+        await evict(pair, f"{name} {part}")
+        if first:
+            await pair.run(f"{name} {part} beginning", prompt[: first * BLOCK + 1], 1)
+        assert await present(pair, "a", prompt) == (first, blocks - first)
+        record = await pair.copy(f"{name} {part}", prompt, "a", "b")
+        assert (record.outcome, record.held, record.present) == ("done", blocks, 0), record
+        before = pair["b"].host.prompts
+        copied, _ = await pair.run(f"{name} {part} copied", prompt, OUTPUT, on="b", **kind)
+        assert copied == cold, name
+        assert pair["b"].host.prompts.cached - before.cached == blocks * BLOCK, "all of it was copied"
+        await pair.engine.delete(pair.names("b", prompt))
+
+
+async def present(pair: EnginePair, replica: str, prompt: Sequence[int]) -> HeldPrefix:
+    """The first blocks of a prompt in the accelerator's memory, and those behind them in the host's."""
+    await asyncio.sleep(0.2)  # The events of the last step are on their way.
+    return pair.engine.mirror.held(pair.names(replica, prompt))
 
 
 async def moves_are_equal(pair: EnginePair) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from policies.cost.lines import Line
 from policies.model import ReplicaId, Tokens
-from policies.prefix.copies import SAVES, Fetch, best_fetch, longest
+from policies.prefix.copies import SAVES, Donor, Fetch, best_fetch, longest
 from policies.prefix.tree import HeldPrefix
 
 A, B, C, D, E = (ReplicaId(name) for name in "abcde")
@@ -18,11 +18,15 @@ def rest_s(tokens: Tokens) -> float:
 FAST = Line(0.0, 1e-5)
 
 
+LOAD = Line(0.1, 2e-4)
+
+
 def fetch(
-    *donors: tuple[ReplicaId, int], here: int = 0, line: Line | None = FAST, limit_s: float = 10.0
+    *donors: tuple[ReplicaId, int], here: int = 0, line: Line | None = FAST, limit_s: float = 10.0, dram: int = 0
 ) -> Fetch | None:
-    pairs = [(donor, Tokens(tokens)) for donor, tokens in donors]
-    return best_fetch(B, Tokens(here), rest_s(Tokens(here)), pairs, lambda donor, target: line, limit_s, rest_s)
+    """The copy with such donors, each of which has the last `dram` tokens in its host's memory."""
+    found = [Donor(donor, Tokens(tokens), Tokens(dram)) for donor, tokens in donors]
+    return best_fetch(B, Tokens(here), rest_s(Tokens(here)), found, lambda donor, target: line, LOAD, limit_s, rest_s)
 
 
 def test_the_donor_with_which_the_first_token_comes_soonest_is_taken() -> None:
@@ -30,9 +34,8 @@ def test_the_donor_with_which_the_first_token_comes_soonest_is_taken() -> None:
     assert near is not None and (near.donor, near.tokens) == (A, 900)
     assert near.copy_s == pytest.approx(0.009) and near.saves_s == pytest.approx(0.9)
     slow = {A: Line(0.6, 1e-5), C: FAST}
-    found = best_fetch(
-        B, Tokens(0), 1.0, [(A, Tokens(900)), (C, Tokens(500))], lambda donor, _: slow[donor], 10.0, rest_s
-    )
+    donors = [Donor(A, Tokens(900)), Donor(C, Tokens(500))]
+    found = best_fetch(B, Tokens(0), 1.0, donors, lambda donor, _: slow[donor], LOAD, 10.0, rest_s)
     assert found is not None and found.donor == C
 
 
@@ -59,6 +62,20 @@ def test_a_copy_beyond_the_boundary_of_its_link_is_not_made() -> None:
     assert fetch((A, 900), line=Line(0.5, 1e-9), limit_s=0.4) is None
 
 
-def test_the_longest_prefixes_in_hbm_are_compared() -> None:
-    held = {A: HeldPrefix(1), B: HeldPrefix(0, 9), C: HeldPrefix(3), D: HeldPrefix(3), E: HeldPrefix(2)}
-    assert longest(held) == ((C, 3), (D, 3), (E, 2))
+def test_donor_loads_first_what_only_its_host_has() -> None:
+    found = fetch((A, 900), dram=500)
+    assert found is not None and found.copy_s == pytest.approx(0.009 + 0.2) and found.saves_s == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("dram", "pays"), [(2900, True), (3100, False)])
+def test_load_at_the_donor_counts_against_what_the_copy_saves(dram: int, pays: bool) -> None:
+    assert (fetch((A, 900), line=Line(0.01, 1e-9), dram=dram) is not None) == pays
+
+
+def test_load_at_the_donor_does_not_occupy_the_link() -> None:
+    assert fetch((A, 900), dram=500, limit_s=0.01) is not None
+
+
+def test_the_longest_prefixes_are_compared_and_of_equals_that_with_the_most_in_hbm() -> None:
+    held = {A: HeldPrefix(1), B: HeldPrefix(0, 3), C: HeldPrefix(3), D: HeldPrefix(2, 1), E: HeldPrefix(1, 1)}
+    assert longest(held, 16) == ((C, 48, 0), (D, 48, 16), (B, 48, 48))

@@ -14,10 +14,10 @@ A, B = ReplicaId("a"), ReplicaId("b")
 NOWHERE: Mapping[ReplicaId, HeldPrefix] = {}
 
 
-def context(number: int, blocks: int, idle_s: float = 1.0, shared: int = 0) -> CachedContext:
-    """The first `shared` blocks are those of all contexts."""
+def context(number: int, blocks: int, idle_s: float = 1.0, shared: int = 0, hbm: int | None = None) -> CachedContext:
+    """The first `shared` blocks are those of all contexts; all are in HBM, or only `hbm` of them."""
     names = [*range(shared), *(number * 1000 + block for block in range(shared, blocks))]
-    return CachedContext(number, names, idle_s)
+    return CachedContext(number, names, idle_s, blocks if hbm is None else hbm)
 
 
 def survivor(replica: ReplicaId, free: int = 1000, *own: CachedContext) -> Survivor:
@@ -95,3 +95,9 @@ def test_room_is_never_exceeded_and_nothing_hotter_is_displaced(
         brought[target] |= set(each.names) - names[target]
         hotter = {n for c in made[1 if target == A else 2] if c.idle_s < each.idle_s for n in c.names}
         assert len(brought[target]) + len(hotter) <= free
+
+
+def test_blocks_that_only_the_host_has_move_too_and_take_no_room_of_their_own_replica() -> None:
+    plan = Evacuation([survivor(A, 8, context(9, 20, idle_s=0.5, hbm=3))])
+    assert plan.target(context(1, 5, hbm=0), NOWHERE) == A, "three of the eight blocks are hotter"
+    assert plan.target(context(2, 1), NOWHERE) is None
