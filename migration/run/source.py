@@ -172,7 +172,7 @@ class SourceRun:
         if event is SourceEvent.FOLLOWED:
             # The target had not answered, but its reader has.
             self._cause = self._error = None
-        if event in _CAUSES and self._session.state is SourceState.ABORTED and not self._error:
+        if event in _CAUSES and self._session.state in _EXPLAINED and not self._error:
             self._cause, self._error = _CAUSES[event]
         for command in commands:
             try:
@@ -498,6 +498,7 @@ _OUTCOMES = {
     SourceState.ABORTED: Outcome.ABORTED,
     SourceState.REFUSED: Outcome.REFUSED,
 }
+_EXPLAINED = (SourceState.ABORTED, SourceState.DOUBT)
 _CAUSES = {
     SourceEvent.FINISHED: (Cause.REQUEST_ENDED, "the request ended by itself"),
     SourceEvent.CLIENT_GONE: (Cause.CLIENT_GONE, "the client left"),
