@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from app.frontend.rust.process import VARIABLE as RUST_BINARY
 from app.frontend.rust.process import find_binary
 from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, Tenancy
 from app.settings import (
     CPU_ENGINE,
     CPU_ENV,
@@ -25,7 +25,7 @@ from app.settings import (
 )
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
-from deployments.config import EngineConfig, Isolation, SchedulerConfig, Topology
+from deployments.config import Caching, EngineConfig, Isolation, SchedulerConfig, Topology
 
 log = logging.getLogger("ray.serve")
 
@@ -115,6 +115,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         cache.pin_share,
         _scheduler_config(settings).evacuates,
         cache.recompute_s,
+        settings.caching is Caching.PREFILL,
     )
 
 
@@ -144,19 +145,20 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         refresh_s=settings.scheduler.epoch_s,
         rust_binary=os.environ.get(RUST_BINARY),
         service_classes=settings.scheduler.service_classes,
-        isolates_keys=_isolates_keys(settings),
+        tenancy=_tenancy(settings),
         has_level=_scheduler_config(settings).terms.has_level,
         deadlines_s=settings.deadlines_s,
     )
 
 
-def _isolates_keys(settings: Settings) -> bool:
-    """True if requests of different API keys share no cached KV. Raises ValueError if there are no keys."""
-    if settings.cache.isolation is Isolation.SHARED:
-        return False
-    if settings.ingress.api_keys_file is None and VARIABLE not in os.environ:
+def _tenancy(settings: Settings) -> Tenancy:
+    """The calls that share cached KV. Raises ValueError for those of keys if there are no keys."""
+    by_key = settings.cache.isolation is Isolation.KEY
+    if by_key and settings.ingress.api_keys_file is None and VARIABLE not in os.environ:
         raise ValueError(f"cache.isolation is key: set ingress.api_keys_file or {VARIABLE}, or write shared")
-    return True
+    if settings.caching is Caching.NONE:
+        return Tenancy.CALL
+    return Tenancy.KEY if by_key else Tenancy.ALL
 
 
 def _listed_keys(settings: Settings) -> tuple[ApiKey, ...]:

@@ -21,6 +21,7 @@ from deployments.config import (
     ON_GPU,
     ON_HOST,
     CacheSettings,
+    Caching,
     Disaggregation,
     DisaggregationSettings,
     MigrationSettings,
@@ -527,6 +528,11 @@ class Settings(SettingsSection):
         """The number of replicas that are for prefills alone; 0: none."""
         settings = self.disaggregation
         return settings.prefill_replicas if settings.mode is Disaggregation.STATIC else 0
+
+    @property
+    def caching(self) -> Caching:
+        """The replicas that keep the KV of ended requests for others: all, without prefill replicas."""
+        return self.disaggregation.caching if self.prefill_replicas else Caching.DECODE
 
     def _check_disaggregation(self) -> None:
         """Raise ValueError for prefill replicas that nobody could assign, or from which no request could move."""

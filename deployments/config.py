@@ -331,6 +331,17 @@ class Disaggregation(StrEnum):
     STATIC = "static"
 
 
+class Caching(StrEnum):
+    """The replicas on which requests find the KV of earlier ones, where prefills have replicas of their own.
+
+    MemServe's PD-Basic, PD-Caching-1 and PD-Caching-2.
+    """
+
+    NONE = "none"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class DisaggregationSettings(SettingsSection):
     """Prefill and decoding on different replicas."""
 
@@ -341,6 +352,12 @@ class DisaggregationSettings(SettingsSection):
         'which decode; "off": every replica does both. Needs `scheduler.mode` "act".',
     )
     prefill_replicas: int = Field(1, ge=1, description="Number of replicas for prefills, fewer than the minimum.")
+    caching: Caching = Field(
+        Caching.DECODE,
+        strict=False,
+        description="Replicas on which a request finds the KV of earlier ones: `none`; `prefill`, those for prefills; "
+        "`decode`, all, so that a move sends only the blocks that its target lacks.",
+    )
 
 
 class SchedulerConfig(SchedulerSettings):
@@ -393,6 +410,7 @@ class EngineConfig:
     at most `pin_share`. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A
     replica starts only if its engine can load all `adapters`. If it `evacuates`, it remembers the contexts in its
     cache, to copy them before it stops. It recomputes one every `recompute_s` seconds while it is idle; 0: none.
+    If it `hides_handed_over`, requests that it has prefilled leave nothing for others where they decode.
     """
 
     model_id: str
@@ -407,6 +425,7 @@ class EngineConfig:
     pin_share: float = 0.25
     evacuates: bool = False
     recompute_s: float = 0.0
+    hides_handed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

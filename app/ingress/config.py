@@ -1,5 +1,6 @@
 """Configuration of an ingress replica."""
 
+from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
@@ -9,13 +10,21 @@ from app.settings import IngressSettings, served_names
 from policies.precedence import NO_CLASSES, ServiceClasses
 
 
+class Tenancy(StrEnum):
+    """The calls that share cached KV of equal prompts: all, those with the same API key, or none."""
+
+    ALL = "all"
+    KEY = "key"
+    CALL = "call"
+
+
 class IngressConfig(IngressSettings):
     """The ingress's settings, with the values that it needs of the other sections; times in seconds.
 
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
     `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
     of vLLM's Rust frontend; None: that in vLLM's package, on each node. `service_classes` are the scheduler's.
-    `isolates_keys`: requests of different API keys share no cached KV. `has_level`: the scheduler compares the times
+    `tenancy`: the calls that share cached KV. `has_level`: the scheduler compares the times
     that clients get with a service level. `deadlines_s` are the times by class after which a first token is too late.
     """
 
@@ -30,7 +39,7 @@ class IngressConfig(IngressSettings):
     api_keys: tuple[ApiKey, ...] = ()
     rust_binary: str | None = None
     service_classes: ServiceClasses = NO_CLASSES
-    isolates_keys: bool = False
+    tenancy: Tenancy = Tenancy.ALL
     has_level: bool = False
     deadlines_s: dict[str, float] = Field(default_factory=dict)
 

@@ -143,7 +143,7 @@ class VllmApi:
             backend.telemetry,
             backend.settings,
             frontend.max_context,
-            self._config.isolates_keys,
+            self._config.tenancy,
         )
         return Router([Route("/openapi.json", self._describe, methods=["GET"])], False, application)
 

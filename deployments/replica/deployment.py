@@ -148,7 +148,7 @@ class EngineReplica:
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
-        world = self._make_world(migration)
+        world = self._make_world(migration, engine.hides_handed_over)
         replicas = engines(topology.app)
 
         def peer(target: ReplicaId) -> ServePeer:
@@ -191,7 +191,7 @@ class EngineReplica:
         """Have the scheduler order the copies of the cache."""
         await self._scheduler.within(within_s).evacuate(self._id, self._engine.fingerprint.model, within_s)
 
-    def _make_world(self, config: MigrationSettings) -> MigrationWorld:
+    def _make_world(self, config: MigrationSettings, hides_handed_over: bool) -> MigrationWorld:
         return MigrationWorld(
             replica=self._id,
             host=self._host,
@@ -201,6 +201,7 @@ class EngineReplica:
             limits=config.limits,
             clock=time.monotonic,
             wall_clock=time.time,
+            hides_handed_over=hides_handed_over,
         )
 
     def _notify_copy(self, record: CopyRecord) -> None:

@@ -5,6 +5,7 @@ first replica as on any later one; all others stay as the frontend has made them
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -71,6 +72,11 @@ def isolated(request: CoreRequest, tenant: str) -> CoreRequest:
     """The request, with cached KV that only requests of the same `tenant` and the client's own salt share."""
     # Names of tenants have no colon: two different pairs of names and salts give different texts.
     return msgspec.structs.replace(request, cache_salt=f"{tenant}:{request.cache_salt or ''}")
+
+
+def apart(spec: RequestSpec, tenant: str) -> RequestSpec:
+    """The request, as one of a `tenant` of its own: see `isolated`."""
+    return replace(spec, body=encode_request(isolated(decode_request(spec.body), tenant), spec.body[1:]))
 
 
 def plain_spec(

@@ -14,11 +14,12 @@ from math import inf
 from typing import NoReturn, Self
 
 from migration.protocol import source
+from migration.protocol.continuing import apart
 from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone, TransferFailed
 from migration.protocol.messages import ONLY, Adopt, CopyRound, PathRequest, Prepare
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
-from migration.protocol.request import Doubt, Moved, Moving
+from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from migration.protocol.rounds import (
     Progress,
     filled_range,
@@ -315,7 +316,7 @@ class SourceRun:
         prepared = await self._peer.prepare(
             Prepare(
                 migration=self._order.id,
-                spec=snapshot.spec,
+                spec=self._spec_there(snapshot.spec),
                 hop=snapshot.hop,
                 next_hop=self.next_hop,
                 source=self._world.replica,
@@ -338,6 +339,11 @@ class SourceRun:
             self._path = Path.TOKENS
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_KV if snapshot.decodes else await self._begin_following()
+
+    def _spec_there(self, spec: RequestSpec) -> RequestSpec:
+        """The request as the target gets it: with blocks of its own, if it is to leave none for others there."""
+        hides = self._world.hides_handed_over and self._order.reason is Reason.DISAGGREGATE
+        return apart(spec, self._order.id) if hides else spec
 
     async def _begin_following(self) -> SourceEvent:
         """The beginning of a move by KV of a request that had no token when the target was asked.

@@ -60,3 +60,5 @@ class MigrationWorld:
     limits: MigrationLimits
     clock: Clock
     wall_clock: Clock
+    hides_handed_over: bool = False
+    """No request finds, on the replica where a handed over one decodes, what it has there."""

@@ -9,10 +9,10 @@ from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray.serve._private import constants
 
 from app.ingress.access.keys import ApiKey, digest, entry
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, Tenancy
 from app.main import APP, build_app
 from app.tinymodel import VERSION
-from deployments.config import EngineConfig, MigrationSettings, SchedulerConfig
+from deployments.config import Caching, EngineConfig, MigrationSettings, SchedulerConfig
 from deployments.replica.standby import HOOK, prepare
 from tests.app.test_settings import shipped
 
@@ -242,8 +242,18 @@ def test_keys_are_isolated_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match=r"^cache.isolation is key: set ingress.api_keys_file or MELL_API_KEYS"):
         build_app(isolating)
     monkeypatch.setenv("MELL_API_KEYS", entry("a", "k"))
-    assert deployments(isolating)["Ingress"].init_args[0].isolates_keys
-    assert not ingress_config().isolates_keys
+    assert deployments(isolating)["Ingress"].init_args[0].tenancy is Tenancy.KEY
+    assert ingress_config().tenancy is Tenancy.ALL
+
+
+@pytest.mark.parametrize("caching", Caching)
+def test_caching_of_disaggregated_replicas(caching: Caching) -> None:
+    scaling = {"deployment_config": {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}}
+    made = deployments(scaling | {"disaggregation": {"mode": "static", "caching": str(caching)}})
+    assert (made["Ingress"].init_args[0].tenancy is Tenancy.CALL) is (caching is Caching.NONE)
+    assert made["Engine"].init_args[0].hides_handed_over is (caching is Caching.PREFILL)
+    without = deployments(scaling | {"disaggregation": {"caching": str(caching)}})
+    assert without["Ingress"].init_args[0].tenancy is Tenancy.ALL, "all replicas do both"
 
 
 @pytest.mark.parametrize("listed", ["", "[]", "sk-not-a-list"])

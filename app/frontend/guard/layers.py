@@ -12,6 +12,7 @@ Chunks of answers pass through unread, but for the first bytes of those of `/v1/
 
 import asyncio
 import re
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -30,6 +31,7 @@ from app.frontend.guard.routes import OPEN_ROUTES, OpenRoute, dialect_of, why_cl
 from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
 from app.ingress.access.classes import HEADER
 from app.ingress.asgi import TrackedSend, read_body, read_label
+from app.ingress.config import Tenancy
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
@@ -45,11 +47,11 @@ def guarded(
     telemetry: RequestTelemetry,
     settings: IngressSettings,
     max_context: int,
-    isolates_keys: bool = False,
+    tenancy: Tenancy = Tenancy.ALL,
 ) -> ASGIApp:
     """vLLM's application `app` as clients may reach it. `max_context` is the model's context, in tokens.
 
-    With `isolates_keys`, requests of different API keys share no cached KV.
+    `tenancy` are the calls that share cached KV.
     """
     limits = BodyLimits(
         settings.max_choices,
@@ -63,7 +65,7 @@ def guarded(
         if route.endpoint is None:
             return DialectErrors(KeyLayer(app, gate, route.dialect), route.dialect)
         begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
-        call = CallLayer(ApplicationErrors(app, dialect), isolates_keys)
+        call = CallLayer(ApplicationErrors(app, dialect), tenancy)
         guard = BodyGuard(call, route, limits, settings.max_body_bytes, media)
         admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
         return DialectErrors(admission, dialect)
@@ -166,9 +168,9 @@ class BodyGuard:
 class CallLayer:
     """Makes a call known to the core below, and settles its use of tokens."""
 
-    def __init__(self, app: ASGIApp, isolates_keys: bool = False) -> None:
+    def __init__(self, app: ASGIApp, tenancy: Tenancy = Tenancy.ALL) -> None:
         self._app = app
-        self._isolates_keys = isolates_keys
+        self._tenancy = tenancy
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, prepared: Callable[[], None], session: str = ""
@@ -177,13 +179,13 @@ class CallLayer:
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
         admission = through.admission
-        tenant = (admission.key or "") if self._isolates_keys else ""
+        tenants = {Tenancy.ALL: "", Tenancy.KEY: admission.key or "", Tenancy.CALL: uuid.uuid4().hex}
         call = ApiCall(
             label,
             through.observer.timer,
             prepared,
             service_class=admission.service_class,
-            tenant=tenant,
+            tenant=tenants[self._tenancy],
             session=session,
         )
         client = _WatchedClient(receive, send, through.sent)

@@ -85,7 +85,10 @@ class Noisy(SharedSlots):
 
 
 def make_cluster(
-    lease_s: float = 5.0, transport: SharedSlots | None = None, blocks: int = 64
+    lease_s: float = 5.0,
+    transport: SharedSlots | None = None,
+    blocks: int = 64,
+    hides_handed_over: bool = False,
 ) -> dict[ReplicaId, CachedReplica]:
     cluster: dict[ReplicaId, CachedReplica] = {}
     clock = asyncio.get_running_loop().time
@@ -94,7 +97,8 @@ def make_cluster(
         engine = PacedEngine("m", read_pace(pace))
         host = RequestHost(engine, Outboxes(clock), clock, room_of(engine))
         slots = Slots(3, SLOT_BLOCKS * engine.fingerprint.shard_bytes, [HostSegment.create])
-        world = MigrationWorld(id, host, engine, transport or SharedSlots(), slots, LIMITS, clock, time.time)
+        parts = id, host, engine, transport or SharedSlots(), slots
+        world = MigrationWorld(*parts, LIMITS, clock, time.time, hides_handed_over)
         moves = Moves(world, host, peer_in(cluster), lease_s)
         cluster[id] = CachedReplica(id, engine, slots, host, moves, Copies(world, engine, peer_in(cluster), lease_s))
     return cluster

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.frontend.calls import CURRENT, ApiCall, EngineRequest
+from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.bodies import MAX_STOPS
 from app.frontend.guard.layers import guarded, vllm_environment, vllm_media_domains
 from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES
@@ -21,6 +21,7 @@ from app.ingress.access.admission import Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
+from app.ingress.config import Tenancy
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
@@ -59,14 +60,14 @@ class Guarded:
     """An application of one handler behind the layers, its client, and the log lines of its calls."""
 
     def __init__(
-        self, handler: Handler = echo, gate: Gate | None = None, isolates_keys: bool = False, **settings: Any
+        self, handler: Handler = echo, gate: Gate | None = None, tenancy: Tenancy = Tenancy.ALL, **settings: Any
     ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await (await handler(Request(scope, receive)))(scope, receive, send)
 
         self.gate = gate or Gate()
         self.telemetry = RequestTelemetry("tiny")
-        self.app = guarded(app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT, isolates_keys)
+        self.app = guarded(app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT, tenancy)
 
     async def post(
         self, path: str = COMPLETIONS, headers: Mapping[str, str] | None = None, method: str = "POST", **body: Any
@@ -685,14 +686,27 @@ async def test_calls_do_not_mix() -> None:
 # --- caches -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("isolates", "tenant"), [(True, "alice"), (False, "")])
-async def test_a_key_is_a_tenant_of_the_caches_if_keys_are_isolated(isolates: bool, tenant: str) -> None:
-    calls: list[ApiCall | None] = []
+async def tenants(gate: Gate | None, tenancy: Tenancy, calls: int = 1) -> list[str]:
+    """The tenants of calls with alice's key."""
+    found: list[str] = []
 
     async def seen(http: Request) -> ASGIApp:
-        calls.append(CURRENT.get())
+        call = CURRENT.get()
+        assert call is not None
+        found.append(call.tenant)
         return JSONResponse({})
 
-    await Guarded(seen, keys(), isolates).post(headers={"authorization": "Bearer alice-key"})
-    await Guarded(seen, None, isolates).post()
-    assert [call and call.tenant for call in calls] == [tenant, ""]
+    behind = Guarded(seen, gate, tenancy)
+    for _ in range(calls):
+        await behind.post(headers={"authorization": "Bearer alice-key"})
+    return found
+
+
+@pytest.mark.parametrize(("tenancy", "tenant"), [(Tenancy.KEY, "alice"), (Tenancy.ALL, "")])
+async def test_a_key_is_a_tenant_of_the_caches_if_keys_are_isolated(tenancy: Tenancy, tenant: str) -> None:
+    assert await tenants(keys(), tenancy) == [tenant]
+    assert await tenants(None, tenancy) == [""]
+
+
+async def test_every_call_is_a_tenant_if_none_is_to_find_anything() -> None:
+    assert len({"", *await tenants(keys(), Tenancy.CALL, 3)}) == 4
