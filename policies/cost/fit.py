@@ -109,10 +109,11 @@ class StepFit:
         if self._earlier is not None:
             self._errors.append(abs(_dot(self._earlier, row) - step_s) / step_s)
         relative = weight / step_s**2
-        for i, x in enumerate(row):
-            self._products[i] += relative * x * step_s
+        for i, (x, squares) in enumerate(zip(row, self._squares, strict=True)):
+            weighted = relative * x
+            self._products[i] += weighted * step_s
             for j, y in enumerate(row):
-                self._squares[i][j] += relative * x * y
+                squares[j] += weighted * y
         self._weight += weight
         self._coefficients = None
 

@@ -66,7 +66,8 @@ class ActivePrompts:
     """The prompts of a pool's requests, in blocks of `block_tokens` tokens.
 
     `begin` and `end` frame the life of a request, `enter` and `leave` its use of a replica's blocks. A request may use
-    the blocks of two replicas, and twice those of one.
+    the blocks of two replicas, and twice those of one. All four are inner loops of an epoch, so they go up the tree by
+    themselves.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -91,40 +92,47 @@ class ActivePrompts:
         assert prompt.parent is not None, "the root is no prompt"
         prompt.parent.children[prompt.names[0]] = prompt
         prompt.ends += 1
-        for node in prompt.upwards():
+        node = prompt
+        while node.parent is not None:
             node.requests += 1
+            node = node.parent
         return prompt
 
     def end(self, prompt: ActivePrompt) -> None:
         """A request with this prompt ends, which uses no replica any more."""
         prompt.ends -= 1
-        for node in list(prompt.upwards()):
+        node = prompt
+        while (parent := node.parent) is not None:
             node.requests -= 1
-            self._tidy(node)
+            if not node.ends and len(node.children) < 2:
+                self._remove(node, parent)
+            node = parent
 
     # --- replicas -------------------------------------------------------------------------------------
 
     def enter(self, prompt: ActivePrompt, replica: ReplicaId) -> int:
         """A request uses the prompt's blocks on a replica. Returns the tokens of those that others there have."""
-        shared = 0
-        for node in prompt.upwards():
+        shared, node = 0, prompt
+        while node.parent is not None:
             count = node.users.get(replica, 0)
             if count and not shared:
                 shared = node.blocks * self.block_tokens
             node.users[replica] = count + 1
+            node = node.parent
         self._save(replica, shared)
         return shared
 
     def leave(self, prompt: ActivePrompt, replica: ReplicaId) -> int:
         """A request leaves the prompt's blocks on a replica. Returns the tokens of those that others there have."""
-        shared = 0
-        for node in prompt.upwards():
+        shared, node = 0, prompt
+        while node.parent is not None:
             count = node.users[replica] - 1
             if count:
                 shared = shared or node.blocks * self.block_tokens
                 node.users[replica] = count
             else:
                 del node.users[replica]
+            node = node.parent
         self._save(replica, -shared)
         return shared
 
@@ -192,13 +200,11 @@ class ActivePrompts:
             return ActivePrompt(usable[done:], len(usable), node)
         return node if usable else None
 
-    def _tidy(self, node: ActivePrompt) -> None:
-        """Remove a node without requests; join one at which no prompt ends or parts with the only one below it."""
-        parent = node.parent
-        assert parent is not None
+    def _remove(self, node: ActivePrompt, parent: ActivePrompt) -> None:
+        """Remove a node at which no prompt ends or parts: one without requests, or one to join with that below it."""
         if not node.requests:
             del parent.children[node.names[0]]
-        elif not node.ends and len(node.children) == 1:
+        else:
             (child,) = node.children.values()
             child.names, child.parent = (*node.names, *child.names), parent
             parent.children[child.names[0]] = child
