@@ -71,7 +71,8 @@ class Cluster:
     has_ranks: bool = False
     prompts: ActivePrompts | None = None
     classes: Classes = field(init=False)
-    _running: int = 0
+    _running: tuple[Replica, ...] | None = None
+    _parted: int = 0
     _rooms: Rooms | None = None
     _activations: int = 0
     _arrivals: int = 0
@@ -110,7 +111,7 @@ class Cluster:
         )
         self.replicas[replica_id] = replica
         if state is _RUNNING:
-            self._running += 1
+            self._running = None
             if self._rooms is not None:
                 self._rooms.add(replica)
         return replica
@@ -121,9 +122,8 @@ class Cluster:
         """Set the replica's state and limits to the reported ones."""
         replica.max_adapters = max_adapters
         if (replica.state, replica.capacity, replica.max_requests) != (state, capacity, max_requests):
-            self._running += (state is _RUNNING) - (replica.state is _RUNNING)
             replica.state, replica.capacity, replica.max_requests = state, capacity, max_requests
-            self._rooms = None
+            self._running = self._rooms = None
 
     def lose(self, replica: Replica) -> None:
         """Remove a lost replica. Its requests wait again; requests on their way there stay at their source."""
@@ -131,8 +131,7 @@ class Cluster:
             self.locate(request, request.source)
         for request_id in [r for r in self.held if self.requests[r].source is replica]:
             self.release(self.requests[request_id])
-        del self.replicas[replica.id]
-        self._running -= replica.state is _RUNNING
+        self._remove(replica)
         self.supply.give_back(replica.id)
         self._rooms = None
 
@@ -140,9 +139,8 @@ class Cluster:
         """The tokens by which the sizes of a replica's requests exceed its KV cache in use, by their prompts."""
         return 0 if self.prompts is None else self.prompts.saved(replica.id)
 
-    def correct(self, replica: Replica, unexplained: int) -> None:
-        """Set the tokens in use, by the engine's count, that requests do not explain; shared blocks count once."""
-        shared = unexplained - self.saved(replica)
+    def correct(self, replica: Replica, shared: int) -> None:
+        """Set the difference between the tokens in use, by the engine's count, and the sizes of the requests there."""
         if replica.shared != shared:
             replica.shared = shared
             self._touch(replica)
@@ -157,12 +155,14 @@ class Cluster:
 
     def set_role(self, replica: Replica, role: Role) -> None:
         """Set a replica's part in prefill and decoding."""
-        replica.role = role
+        if role is not replica.role:
+            self._parted += (role is not Role.BOTH) - (replica.role is not Role.BOTH)
+            replica.role, replica.apart = role, False
 
     def set_prefills_apart(self, apart: bool) -> None:
         """Have nothing placed on or moved to prefill replicas, or allow it again for arrivals."""
-        for replica in self.replicas.values():
-            replica.apart = apart and replica.role is Role.PREFILL
+        for replica in self.prefills():
+            replica.apart = apart
 
     def await_start(self, awaited: bool) -> None:
         """Set `awaits_start`: a replica is starting, or about to start."""
@@ -310,6 +310,7 @@ class Cluster:
                 if replica is not None:
                     replica.load += grown
                     total += grown
+                    self._touch(replica)
                 replica, grown = request.replica, 0
             grown += tokens - was
             request.tokens = tokens
@@ -322,12 +323,13 @@ class Cluster:
         if replica is not None:
             replica.load += grown
             total += grown
+            self._touch(replica)
         for request_id, held in self.held.items():  # requests on the move grow at their source
             request = requests[request_id]
             assert request.source is not None
             request.source.held += request.tokens - held
             self.held[request_id] = request.tokens
-        self._rooms = None
+            self._touch(request.source)
         return total
 
     # --- the bounds of an epoch -----------------------------------------------------------------------
@@ -337,11 +339,12 @@ class Cluster:
 
         `lead` is a request's growth until a decision takes effect; the headroom is never less.
         """
-        self.headroom = max(headroom, lead)
-        self.lead = lead
+        headroom = max(headroom, lead)
+        if (headroom, lead) == (self.headroom, self.lead):
+            return
+        self.headroom, self.lead = headroom, lead
         for replica in self.replicas.values():
-            replica.headroom = self.headroom
-            replica.lead = lead
+            replica.headroom, replica.lead = headroom, lead
         self._rooms = None
 
     def limit_speed(self, speed: SpeedLimit | None) -> None:
@@ -459,8 +462,7 @@ class Cluster:
         """
         if replica.requests or replica.held:
             raise ValueError(f"{replica.id} is not empty")
-        del self.replicas[replica.id]
-        self._running -= replica.state is _RUNNING
+        self._remove(replica)
         if self._rooms is not None:
             self._rooms.remove(replica)
         self._trail.freeze()
@@ -595,9 +597,9 @@ class Cluster:
             [r for r in on_node if r.accepts and self._has_room(r, size.on(r), size.tokens) and accept(r)], size, widest
         )
 
-    def roomiest(self, count: int) -> list[Replica]:
-        """Up to `count` running replicas with the most room, in descending order of room."""
-        return self._index().roomiest(count)
+    def roomiest(self) -> Iterator[Replica]:
+        """Running replicas in descending order of room, up to the cluster's next change."""
+        return self._index().roomiest()
 
     def total(self) -> int:
         """The demand of all requests in tokens, waiting ones included."""
@@ -631,7 +633,7 @@ class Cluster:
 
         A forecast is not multiplied: its spread is the margin.
         """
-        if self._running - count < max(self.min_replicas, self.level_replicas):
+        if len(self.running()) - count < max(self.min_replicas, self.level_replicas):
             return False
         margin = 1.0 if self.is_forecast else times
         return not self.slack or self.spare() - count * self.capacity >= margin * self.slack
@@ -648,13 +650,24 @@ class Cluster:
         """Replicas that will be overloaded by the time a move decided now is over, oldest first."""
         return [r for r in self.replicas.values() if r.strain > 0]
 
-    def running(self) -> list[Replica]:
+    def running(self) -> Sequence[Replica]:
         """RUNNING replicas, oldest first."""
-        return [r for r in self.replicas.values() if r.state is _RUNNING]
+        if self._running is None:
+            self._running = tuple(r for r in self.replicas.values() if r.state is _RUNNING)
+        return self._running
 
-    def hosts(self) -> list[Replica]:
+    @property
+    def has_parts(self) -> bool:
+        """True if a replica is for prefills or for decoding alone."""
+        return self._parted > 0
+
+    def prefills(self) -> Sequence[Replica]:
+        """RUNNING replicas for prefills alone, oldest first."""
+        return [r for r in self.running() if r.role is Role.PREFILL] if self.has_parts else ()
+
+    def hosts(self) -> Sequence[Replica]:
         """RUNNING replicas that requests may be moved to, oldest first; full ones, too."""
-        return [r for r in self.replicas.values() if r.state is _RUNNING and not r.apart]
+        return [r for r in self.running() if not r.apart] if self.has_parts else self.running()
 
     def up(self) -> int:
         """The number of replicas that are running or starting."""
@@ -683,7 +696,8 @@ class Cluster:
             assert replica.held == held[replica.id], f"held on {replica.id}"
             adapters = Counter(q.adapter for q in replica.requests.values() if q.adapter is not None)
             assert replica.adapters == adapters, f"adapters on {replica.id}"
-        assert self._running == len(self.running()), "the number of running replicas"
+        assert list(self.running()) == [r for r in self.replicas.values() if r.state is _RUNNING], "running replicas"
+        assert self._parted == sum(r.role is not Role.BOTH for r in self.replicas.values()), "replicas with one part"
         if self.prompts is not None:
             self.prompts.check_integrity()
             for replica in self.replicas.values():
@@ -694,6 +708,11 @@ class Cluster:
             self._rooms.check_integrity(self.running())
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _remove(self, replica: Replica) -> None:
+        del self.replicas[replica.id]
+        self._parted -= replica.role is not Role.BOTH
+        self._running = None
 
     def _index(self) -> Rooms:
         if self._rooms is None:

@@ -279,8 +279,10 @@ def _barred_by_adapter(cluster: Cluster, request: Request, barred: Barred) -> Ba
     on one that does: they keep their places for other adapters.
     """
     adapter = request.adapter
+    if adapter is None:
+        return barred
     running = [replica for replica in cluster.running() if replica.id not in barred]
-    if adapter is None or not any(replica.takes_adapter(adapter) for replica in running):
+    if not any(replica.takes_adapter(adapter) for replica in running):
         return barred
     in_use = {adapter}.union(*(replica.adapters for replica in running))
     if any(len(in_use) > replica.max_adapters for replica in running):

@@ -613,14 +613,16 @@ class PoolMemory:
             for place in dict.fromkeys((request.replica, self._prefilled_on(request))):
                 if place is not None:
                     uncertain[place.id] = uncertain.get(place.id, 0) + request.tokens
+        replicas = cluster.replicas
         for status in self.statuses.values():
             if status.free_blocks is not None and status.state is ReplicaState.RUNNING:
-                replica = cluster.replicas[status.id]
+                replica = replicas[status.id]
                 used = max(0, status.capacity - status.free_blocks * status.block_size)
-                unexplained = used - (replica.load + replica.held - cluster.saved(replica))
+                saved = cluster.saved(replica)
+                unexplained = used - (replica.load + replica.held - saved)
                 if unsure := uncertain.get(status.id):
                     unexplained = max(unexplained, min(unexplained + unsure, 0))
-                cluster.correct(replica, unexplained)
+                cluster.correct(replica, unexplained - saved)
 
 
 def _limits(status: Status) -> tuple[ReplicaState, Tokens, int, int]:

@@ -7,7 +7,7 @@ begins before the first token copies the blocks as they fill, and freezes the re
 (docs/migration-protocol.md). A request for which no other replica has room decodes where it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from policies.cluster.replica import Replica, Request
 from policies.decision.limits import Mode
@@ -38,7 +38,7 @@ def assign_roles(memory: PoolMemory) -> None:
         cluster.set_role(replica, roles.get(replica.id, Role.BOTH))
 
 
-def _exchange_kv(memory: PoolMemory, replicas: list[Replica]) -> bool:
+def _exchange_kv(memory: PoolMemory, replicas: Sequence[Replica]) -> bool:
     """True if the first replica can send KV to all others, and hence each to each."""
     first, *others = replicas
     return all(memory.estimates.exchange_kv(first.id, other.id) for other in others)
@@ -46,7 +46,7 @@ def _exchange_kv(memory: PoolMemory, replicas: list[Replica]) -> bool:
 
 def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
     """`barred`, and the replicas that are not for prefills, if others are left."""
-    if not memory.terms.prefill_replicas:
+    if not memory.cluster.has_parts:
         return barred
     running = [replica for replica in memory.cluster.running() if replica.id not in barred]
     decoding = frozenset(replica.id for replica in running if replica.role is Role.DECODE)
@@ -55,10 +55,8 @@ def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
 
 def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: float) -> frozenset[ReplicaId]:
     """The prefill replicas with room for a request on which its prefill would begin soonest; none without any."""
-    if not memory.terms.prefill_replicas:
-        return frozenset()
     cluster, queues = memory.cluster, memory.router.queues
-    able = (r for r in cluster.running() if r.role is Role.PREFILL and r.id not in barred and cluster.fits(request, r))
+    able = (r for r in cluster.prefills() if r.id not in barred and cluster.fits(request, r))
     waits = {replica.id: queues.wait_s(replica.id, now) for replica in able}
     least_s = min(waits.values(), default=0.0)
     return frozenset(replica for replica, wait_s in waits.items() if wait_s <= least_s)
@@ -67,18 +65,15 @@ def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: 
 def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId], Barred]) -> None:
     """Move requests from prefill replicas to others, the oldest first. `barred` are no targets of one at its source."""
     cluster = memory.cluster
-    if not memory.terms.prefill_replicas:
-        return
-    for replica in cluster.running():
-        if replica.role is Role.PREFILL:
-            for request in sorted(replica.requests.values(), key=lambda q: q.order):
-                if memory.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
-                    _hand_over(memory, request, barred(request, replica.id))
+    for replica in cluster.prefills():
+        for request in sorted(replica.requests.values(), key=lambda q: q.order):
+            if memory.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
+                _hand_over(memory, request, barred(request, replica.id))
 
 
 def hand_over_target(memory: PoolMemory, request: Request, barred: Barred) -> Replica | None:
     """The replica outside of `barred` to which an arrival moves on from the replica of its prefill; None: it stays."""
-    prefills = {replica.id for replica in memory.cluster.running() if replica.role is Role.PREFILL}
+    prefills = {replica.id for replica in memory.cluster.prefills()}
     return memory.rule.place(memory.cluster, request, barred | prefills)
 
 
@@ -95,9 +90,9 @@ def _hand_over(memory: PoolMemory, request: Request, barred: Barred) -> None:
 
 def awaits_prefills(memory: PoolMemory) -> bool:
     """True if a request on a prefill replica has no token and no move yet."""
-    if not memory.terms.prefill_replicas:
-        return False
-    prefills = (replica for replica in memory.cluster.running() if replica.role is Role.PREFILL)
     return any(
-        memory.phase(q) in _BEGINS for replica in prefills for q in replica.requests if q not in memory.under_way
+        memory.phase(q) in _BEGINS
+        for replica in memory.cluster.prefills()
+        for q in replica.requests
+        if q not in memory.under_way
     )

@@ -42,13 +42,23 @@ def _candidates(seeker: Seeker, most: int) -> Iterator[Replica]:
     blocks there; the least loaded first.
     """
     cluster = seeker.cluster
-    rooms = {r: max(0, r.room) for r in cluster.hosts() if r.requests}
-    total = sum(rooms.values())
-    fitting = (
-        r for r, room in rooms.items() if len(r.requests) <= most and (r.load <= total - room or _may_share(cluster, r))
-    )
-    least_loaded = sorted(fitting, key=lambda r: (r.load - cluster.saved(r), r.order))
-    return (r for r in least_loaded if all(cluster.may_move(q) for q in r.requests.values()))
+    few = (r for r in cluster.hosts() if 0 < len(r.requests) <= most)
+    for replica in sorted(few, key=lambda r: (r.load - cluster.saved(r), r.order)):
+        if (_fits_elsewhere(cluster, replica) or _may_share(cluster, replica)) and all(
+            cluster.may_move(q) for q in replica.requests.values()
+        ):
+            yield replica
+
+
+def _fits_elsewhere(cluster: Cluster, replica: Replica) -> bool:
+    """True if the load is at most the total room of the other replicas in use; looks at few of them if it is."""
+    left = replica.load
+    for other in cluster.roomiest():
+        if left <= 0 or other.room <= 0:
+            break
+        if other.requests and not other.apart and other is not replica:
+            left -= other.room
+    return left <= 0
 
 
 def _may_share(cluster: Cluster, replica: Replica) -> bool:

@@ -8,6 +8,7 @@ since a replica costs more than a move.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 
 from policies.cluster.cluster import Cluster
@@ -102,7 +103,7 @@ class Seeker:
         self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.headroom
 
     def _hosts(self, avoid: Replica | None) -> list[Replica]:
-        return [r for r in self.cluster.roomiest(self.reach) if r.accepts and r.requests and r is not avoid]
+        return [r for r in islice(self.cluster.roomiest(), self.reach) if r.accepts and r.requests and r is not avoid]
 
     def _by_a_move(self, newcomer: Request, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
         """Move the smallest request away whose departure makes the room, if it fits elsewhere. Returns its replica.
@@ -110,7 +111,7 @@ class Seeker:
         A request of a lower rank comes before those of higher ones.
         """
         cluster = self.cluster
-        widest = cluster.roomiest(3)
+        widest = list(islice(cluster.roomiest(), 3))
         size = cluster.size(newcomer)
         for host in hosts:
             # A request that leaves takes its headroom along.

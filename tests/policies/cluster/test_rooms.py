@@ -1,11 +1,13 @@
 """Best and worst fit against a search through every replica."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cluster.changes import Crossing
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
 from policies.cluster.sizes import Size
@@ -36,7 +38,20 @@ def test_of_equals_best_fit_takes_the_oldest_and_worst_fit_the_youngest() -> Non
 
 def test_roomiest_are_those_with_the_most_room() -> None:
     cluster = named("A: p60 | B: q30 | C: r80 | D: s30")
-    assert [names(*cluster.roomiest(count)) for count in (0, 3, 9)] == [[], ["D", "B", "A"], ["D", "B", "A", "C"]]
+    assert names(*cluster.roomiest()) == ["D", "B", "A", "C"]
+
+
+@pytest.mark.parametrize("others", [0, 40], ids=["most have grown", "one of many has grown"])
+def test_a_replica_whose_requests_have_grown_has_less_room(others: int) -> None:
+    cluster = named("A: p60 | B: q50")
+    for number in range(others):
+        cluster.add_replica(ReplicaId(f"X{number}"), "node", Tokens(10))
+    assert names(*islice(cluster.roomiest(), 2)) == ["B", "A"]
+    crossed: list[Crossing] = []
+    cluster.resize([(RequestId("q"), Tokens(70))], crossed)
+    assert names(*islice(cluster.roomiest(), 2)) == ["A", "B"]
+    assert names(cluster.tightest(Size(25))) == ["B"]
+    cluster.check_integrity()
 
 
 def test_opened_replicas_are_found_and_closed_ones_are_not() -> None:
