@@ -45,7 +45,10 @@ from policies.rules.policy import Policy
 from policies.rules.registry import policy
 
 SLICE = 2048
-"""The number of an observation's requests between two pauses: 2 to 4 ms of work."""
+"""The number of new sizes between two pauses, half a millisecond to one of work. Other changes count as `WEIGHT`."""
+
+WEIGHT = 8
+"""The work of a change of a request or of a replica, in new sizes."""
 
 T = TypeVar("T")
 
@@ -168,16 +171,22 @@ class PoolMemory:
         for _ in range(0, len(seen.sizes), SLICE):
             grown += cluster.resize(islice(sizes, SLICE), crossed)
             yield
-        for first in range(0, len(seen.gone), SLICE):
-            departed += self._take_gone(seen.gone[first : first + SLICE])
+        for gone in _in_slices(seen.gone):
+            departed += self._take_gone(gone)
             yield
-        decoding = self._take_requests(seen.requests, crossed, {report.request for report in seen.moves})
+        moving = {report.request for report in seen.moves}
+        decoding = 0
+        for number, residents in enumerate(_in_slices(seen.requests)):
+            if number:
+                yield
+            decoding += self._take_requests(residents, crossed, moving)
         if self.learns:
             self.experience.observe_growth(grown, self._decoding - decoding, now)
             self.experience.observe_running(len(cluster.requests) - len(cluster.waiting), now)
+            yield from self._learn_steps(seen.replicas, now)
         yield
         removed = self._take_replicas(seen, now)
-        self._relocate(removed)
+        yield from self._relocate(removed)
         for replica in removed.values():
             cluster.lose(replica)
         self._expect(seen)
@@ -268,7 +277,8 @@ class PoolMemory:
     def model_of(self, request: RequestId) -> str | None:
         """The model on a waiting request's replica, with which alone the request continues; None without a replica."""
         home = self.homes.get(request)
-        return None if home is None else self.statuses[home].model
+        status = None if home is None else self.statuses.get(home)
+        return None if status is None else status.model
 
     def role(self, replica: ReplicaId) -> Role:
         """A replica's part in prefill and decoding."""
@@ -321,6 +331,17 @@ class PoolMemory:
                 self.router.ended(request)
                 self._stale[request] = None
 
+    def _learn_steps(self, statuses: Sequence[Status], now: float) -> Iterator[None]:
+        """Add the steps of replicas since their last report to the experience."""
+        for number, some in enumerate(_in_slices(statuses)):
+            if number:
+                yield
+            for status in some:
+                was = self.statuses.get(status.id)
+                ran = was is not None and was.steps.steps != status.steps.steps
+                steps = status.steps.since(was.steps) if was is not None and ran else NO_STEPS
+                self.experience.observe_steps(steps, status.step_tokens, now)
+
     def _take_replicas(self, seen: PoolReport, now: float) -> dict[ReplicaId, Replica]:
         """Add and update replicas. Returns those to remove from the cluster after their requests have been relocated.
 
@@ -329,7 +350,7 @@ class PoolMemory:
         cluster = self.cluster
         if self.learns:
             self.experience.observe_replicas(seen.replicas, seen.lost, now)
-        statuses, switched = self._take_statuses(seen, now)
+        statuses, switched = self._take_statuses(seen)
         statuses += (self.statuses[r] for r in self._closed if r in self.statuses)
         changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected, *(status.id for status in statuses)))
         for status in statuses:
@@ -349,7 +370,7 @@ class PoolMemory:
             self._stale.update((q, None) for q, resident in self._residents.items() if resident.replica in switched)
         return {r: cluster.replicas[r] for r in changed if r in cluster.replicas and not self._is_up(r)}
 
-    def _take_statuses(self, seen: PoolReport, now: float) -> tuple[list[Status], set[ReplicaId]]:
+    def _take_statuses(self, seen: PoolReport) -> tuple[list[Status], set[ReplicaId]]:
         """Store the reported statuses.
 
         Returns those that are new, closed or different in more than their free blocks, and the replicas that have come
@@ -366,15 +387,18 @@ class PoolMemory:
             for request in [q for q, underway in self.under_way.items() if underway.move.source in seen.lost]:
                 del self.under_way[request]
                 self._stale[request] = None
+        statuses, closed = self.statuses, self._closed
         for status in seen.replicas:
-            was = self.statuses.get(status.id)
-            self.statuses[status.id] = status
-            if self.learns:
-                steps = NO_STEPS if was is None else status.steps.since(was.steps)
-                self.experience.observe_steps(steps, status.step_tokens, now)
-            if was is None or status.id in self._closed:
+            was = statuses.get(status.id)
+            statuses[status.id] = status
+            if was is None or status.id in closed:
                 changed.append(status)
-            elif _limits(was) != _limits(status):
+            elif (
+                was.capacity != status.capacity
+                or was.state != status.state
+                or was.max_requests != status.max_requests
+                or was.max_adapters != status.max_adapters
+            ):
                 changed.append(status)
                 if (was.state in UP) is not (status.state in UP):
                     switched.add(status.id)
@@ -484,13 +508,21 @@ class PoolMemory:
         self._decoding += decoding
         return decoding
 
-    def _relocate(self, removed: Mapping[ReplicaId, Replica]) -> None:
+    def _relocate(self, removed: Mapping[ReplicaId, Replica]) -> Iterator[None]:
         """Derive the locations of all stale requests anew. No location is on a `removed` replica."""
-        replicas = self.cluster.replicas
+        cluster = self.cluster
+        for replica in removed.values():
+            # Nothing is placed there during the pauses.
+            limits = replica.capacity, replica.max_requests, replica.max_adapters
+            cluster.update_replica(replica, ReplicaState.STOPPED, *limits)
+        replicas = cluster.replicas
         up = {r: replica for r, replica in replicas.items() if r not in removed} if removed else replicas
         stale, self._stale = self._stale, {}
-        for request_id in stale:
-            self._locate(request_id, self._location(request_id, up))
+        for number, some in enumerate(_in_slices(tuple(stale))):
+            if number:
+                yield
+            for request_id in some:
+                self._locate(request_id, self._location(request_id, up))
 
     def _location(self, request_id: RequestId, up: Mapping[ReplicaId, Replica]) -> _Location | None:
         """A request's location, given the replicas that are up; None if the request is not in the cluster."""
@@ -625,9 +657,10 @@ class PoolMemory:
                 cluster.correct(replica, unexplained - saved)
 
 
-def _limits(status: Status) -> tuple[ReplicaState, Tokens, int, int]:
-    """All of a status that the cluster's replica has."""
-    return status.state, status.capacity, status.max_requests, status.max_adapters
+def _in_slices(changes: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Parts of these changes, each for the work between two pauses."""
+    size = max(1, SLICE // WEIGHT)
+    return (changes[first : first + size] for first in range(0, len(changes), size))
 
 
 def finish(slices: Generator[None, None, T]) -> T:

@@ -14,7 +14,7 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import finish
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision, Place, Queue
-from policies.model import RequestId, Tokens
+from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, Watcher
 from tests.policies.decision.test_reports import histories
@@ -49,6 +49,7 @@ class Deciding:
         if isinstance(decision, Place | Queue):
             replica = pool.cluster.requests[request].replica
             assert replica is not None and replica.id == decision.replica
+            assert pool.statuses[replica.id].state is ReplicaState.RUNNING
         return decision
 
 

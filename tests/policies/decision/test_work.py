@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from policies.cluster.changes import Arrival
-from policies.decision.deciding import decide_pool, place
+from policies.decision import memory as memories
+from policies.decision.deciding import SchedulerMemory, decide_in_slices, decide_pool, place
 from policies.decision.limits import Limits, LiveLimits, Sizes, Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import Pool, PoolReport
+from policies.decision.observation import Observation, Pool, PoolReport
 from policies.decision.reports import Report, Roster, status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 
@@ -78,3 +79,14 @@ def test_marginal_sizes_take_little_more_work_per_epoch_where_no_prompt_has_name
         seen = report(roster, 50, version=2)
         work.append(instructions(partial(decide_pool, memory, seen, 1.0)))
     assert work[1] < 1.25 * work[0], work
+
+
+def test_a_decision_pauses_between_a_few_changes_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "SLICE", 8 * memories.WEIGHT)
+    memory, roster = SchedulerMemory(terms()), Roster()
+    came = sum(1 for _ in decide_in_slices(memory, Observation(0.0, (report(roster, 100),))))
+    assert came >= 100 // 8 + 2 * (200 // 8), "100 replicas have reported; 200 requests are new, and have a place"
+    for replica in tuple(roster.statuses):
+        roster.forget(replica)
+    gone = roster.observe(Pool(min_replicas=1, max_replicas=100))
+    assert sum(1 for _ in decide_in_slices(memory, Observation(1.0, (gone,)))) >= 200 // 8
