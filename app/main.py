@@ -127,6 +127,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         bounds=bounds,
         copies=settings.cache.copies,
         prefill_replicas=settings.prefill_replicas,
+        returns=settings.caching is Caching.FULL,
     )
 
 

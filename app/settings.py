@@ -532,7 +532,7 @@ class Settings(SettingsSection):
     @property
     def caching(self) -> Caching:
         """The replicas that keep the KV of ended requests for others: all, without prefill replicas."""
-        return self.disaggregation.caching if self.prefill_replicas else Caching.DECODE
+        return self.disaggregation.caching if self.prefill_replicas else Caching.FULL
 
     def _check_disaggregation(self) -> None:
         """Raise ValueError for prefill replicas that nobody could assign, or from which no request could move."""

@@ -334,12 +334,13 @@ class Disaggregation(StrEnum):
 class Caching(StrEnum):
     """The replicas on which requests find the KV of earlier ones, where prefills have replicas of their own.
 
-    MemServe's PD-Basic, PD-Caching-1 and PD-Caching-2.
+    MemServe's PD-Basic, PD-Caching-1, PD-Caching-2 and PD-Caching-3.
     """
 
     NONE = "none"
     PREFILL = "prefill"
     DECODE = "decode"
+    FULL = "full"
 
 
 class DisaggregationSettings(SettingsSection):
@@ -353,21 +354,23 @@ class DisaggregationSettings(SettingsSection):
     )
     prefill_replicas: int = Field(1, ge=1, description="Number of replicas for prefills, fewer than the minimum.")
     caching: Caching = Field(
-        Caching.DECODE,
+        Caching.FULL,
         strict=False,
         description="Replicas on which a request finds the KV of earlier ones: `none`; `prefill`, those for prefills; "
-        "`decode`, all, so that a move sends only the blocks that its target lacks.",
+        "`decode`, all, so that a move sends only the blocks that its target lacks; `full`, all, and what a replica "
+        "decodes is copied back to that of the prefill where another turn is likely.",
     )
 
 
 class SchedulerConfig(SchedulerSettings):
     """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, and its copies.
 
-    `prefill_replicas` of them are for prefills alone; 0: none.
+    `prefill_replicas` of them are for prefills alone; 0: none. What the others compute `returns` to these.
     """
 
     bounds: tuple[int, int] = (1, 1)
     prefill_replicas: int = 0
+    returns: bool = True
     copies: CopyMode = CopyMode.OFF
 
     @property
@@ -398,6 +401,7 @@ class SchedulerConfig(SchedulerSettings):
             copies=self.copies is CopyMode.AUTO,
             classes=self.service_classes,
             prefill_replicas=self.prefill_replicas,
+            returns=self.returns and self.prefill_replicas > 0,
         )
 
 

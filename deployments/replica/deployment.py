@@ -37,6 +37,7 @@ from deployments.replica.peers import PeerConnections
 from deployments.replica.pool import ReplicaPool
 from deployments.replica.recomputing import Recomputation
 from deployments.replica.reporting import ReplicaReporter
+from deployments.replica.returning import Returns
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from deployments.replica.utilities import EngineUtilities
@@ -162,6 +163,8 @@ class EngineReplica:
         self._pool = ReplicaPool(
             self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
         )
+        self._returns = Returns(self._id, self._pool.transfer_with_insert, self._returns_wait, time.monotonic)
+        self._host.on_context = self._returns.add
         self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
         self._peers = PeerConnections(self._id, lambda peer: replicas.at(peer, routed=False).tasks(), replicas.forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
@@ -230,6 +233,7 @@ class EngineReplica:
         for task in self._tasks:
             task.cancel()
         self._last_copies.close()
+        self._returns.close()
         self._membership.stop()
         self._peers.close()
         self._outboxes.close()
@@ -418,6 +422,10 @@ class EngineReplica:
         self._moves.cancel(migration)
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _returns_wait(self) -> bool:
+        """True while returns would be in the way of moves and of other copies."""
+        return self._host.stopping or self._copies.pending > 0 or self._moves.exchanging
 
     def _cache(self) -> CacheReport:
         """The report on the engine's prefix cache."""

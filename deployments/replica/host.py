@@ -139,6 +139,8 @@ class RequestHost:
         self._clock = clock
         self._room = room
         self.on_end = on_end
+        self.on_context: Callable[[RequestSpec, Sequence[int]], None] = lambda spec, outputs: None
+        """Called with the context of every request that `contexts` remember."""
         self.contexts = contexts or PastContexts(0, clock)
         self._runs: dict[RequestId, Run] = {}
         self._ended: OrderedDict[RequestId, Run] = OrderedDict()
@@ -478,6 +480,7 @@ class RequestHost:
         """Remember the context of a run that ends, unless it leaves no KV."""
         if Trait.POOLED not in run.spec.traits:
             self.contexts.add(run.spec, run.outputs)
+            self.on_context(run.spec, run.outputs)
 
     def _lose(self, run: Run, reason: str, invalid: bool = False) -> None:
         if self._runs.get(run.spec.id) is run:

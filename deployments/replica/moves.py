@@ -24,6 +24,7 @@ from policies.plan import Move
 log = logging.getLogger("ray.serve")
 
 _REMEMBERED = 256
+_EXCHANGING = (TargetState.LOADING, TargetState.ADOPTING)
 
 
 class Moves:
@@ -217,6 +218,13 @@ class Moves:
         for run in self._leaving.values():
             if run.target == replica:
                 run.post(SourceEvent.TARGET_LOST)
+
+    @property
+    def exchanging(self) -> bool:
+        """True if blocks of a migration are on their way, or a request is being handed over."""
+        return any(run.exchanging for run in self._leaving.values()) or any(
+            run.state in _EXCHANGING for run in self._coming.values()
+        )
 
     @property
     def pending(self) -> int:

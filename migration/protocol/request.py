@@ -11,7 +11,7 @@ from typing import NewType
 import msgspec
 
 from migration.protocol.core_messages import Adapter
-from policies.model import AdapterId, RequestId, Tokens
+from policies.model import AdapterId, ReplicaId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 IngressId = NewType("IngressId", str)
@@ -37,7 +37,7 @@ class RequestSpec:
     `body` is the request itself, which only engines read: vLLM's encoded `EngineCoreRequest`. `prompt_tokens` and
     `max_tokens` are lengths in tokens; a pooled request has no output tokens. An engine has `adapter` loaded before it
     runs the request. `precedence` decides about its turn where requests wait, and so does `priority` in an engine that
-    schedules by it: the lowest comes first.
+    schedules by it: the lowest comes first. At its end, its context is copied to `returns_to`, unless it ends there.
     """
 
     id: RequestId
@@ -50,6 +50,7 @@ class RequestSpec:
     adapter: Adapter | None = None
     precedence: Precedence = DEFAULT_PRECEDENCE
     priority: int = 0
+    returns_to: ReplicaId | None = None
 
     @property
     def adapter_id(self) -> AdapterId | None:

@@ -132,6 +132,11 @@ class SourceRun:
             predicted_tokens_s=self._order.predicted_tokens_s,
         )
 
+    @property
+    def exchanging(self) -> bool:
+        """True if blocks may be on their way, or the request is being handed over."""
+        return self._session.state in _EXCHANGING
+
     def post(self, event: SourceEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
         self._events.put_nowait((0, event))
@@ -504,6 +509,7 @@ _OUTCOMES = {
     SourceState.ABORTED: Outcome.ABORTED,
     SourceState.REFUSED: Outcome.REFUSED,
 }
+_EXCHANGING = (SourceState.COPY, SourceState.FREEZE, SourceState.HANDOVER)
 _EXPLAINED = (SourceState.ABORTED, SourceState.DOUBT)
 _CAUSES = {
     SourceEvent.FINISHED: (Cause.REQUEST_ENDED, "the request ended by itself"),

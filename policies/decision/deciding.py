@@ -42,6 +42,7 @@ from policies.decision.service import FORESEEN, replica_speed, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Role, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
+from policies.prefix.reuse import worth_returning
 from policies.prefix.routing import Routing
 from policies.prefix.tree import HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
@@ -149,7 +150,11 @@ def place(
     replica = cluster.replicas[placing.replica]
     matched, fetch = memory.router.placed(arrival, replica, held, now)
     then = _hand_over(memory, request, replica, barred, now) if isinstance(placing, Place) else None
-    placing = Place(replica.id, matched, fetch, then) if isinstance(placing, Place) else Queue(replica.id, matched)
+    returns = memory.terms.returns and _returns(memory, arrival, held, then, now)
+    if isinstance(placing, Place):
+        placing = Place(replica.id, matched, fetch, then, returns)
+    else:
+        placing = Queue(replica.id, matched)
     if memory.learns and not exclude:
         memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
@@ -341,6 +346,18 @@ def _hand_over(memory: PoolMemory, request: Request, source: Replica, barred: Ba
         return None
     (choice,) = memory.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
     return _routed(move, choice) if choice.path is not None else None
+
+
+def _returns(
+    memory: PoolMemory, arrival: Arrival, held: Mapping[ReplicaId, HeldPrefix], then: Move | None, now: float
+) -> bool:
+    """True if copying back the context of an arrival with a move pays at its end. Learns from every arrival."""
+    reached = max((prefix.blocks for prefix in held.values()), default=0)
+    reuse = memory.router.reuse.arrived(arrival.names, reached, arrival.session, now)
+    if then is None or not arrival.names:
+        return False
+    link = memory.estimates.copying(then.target, then.source, now)
+    return worth_returning(reuse, arrival.tokens, memory.router.speed, link)
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------

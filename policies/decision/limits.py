@@ -134,7 +134,7 @@ class Terms:
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
     by which content decides on placements. With `copies`, replicas copy prefixes from each other. `classes` order
     requests. `sizes` are those for which replicas need room. `prefill_replicas` replicas are for prefills alone, the
-    others for decoding (0: all are for both).
+    others for decoding (0: all are for both); what these compute `returns` to the former where that pays.
     """
 
     policy: str = "pack"
@@ -158,6 +158,7 @@ class Terms:
     classes: ServiceClasses = NO_CLASSES
     sizes: Sizes = Sizes.BLIND
     prefill_replicas: int = 0
+    returns: bool = False
 
     @property
     def has_level(self) -> bool:

@@ -18,13 +18,15 @@ class Place:
     """The request fits on this replica now. `matched` are the tokens of its prompt in KV caches.
 
     With a `fetch`, the replica copies a part of the prompt from another one first. `then` is the move that the replica
-    begins at once: the request decodes on another one.
+    begins at once: the request decodes on another one. If it `returns`, its context is copied back from there at its
+    end.
     """
 
     replica: ReplicaId
     matched: Matched = NOT_MATCHED
     fetch: Fetch | None = None
     then: Move | None = None
+    returns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class CopyReason(StrEnum):
     """An operator has ordered it."""
     FETCH = "fetch"
     """A request that was placed on the other replica begins with it."""
+    RETURN = "return"
+    """A request that the other replica has prefilled has ended here, and is likely to be continued."""
     EVACUATE = "evacuate"
     """The replica that has it is about to stop."""
 

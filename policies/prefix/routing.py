@@ -30,6 +30,7 @@ from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.prefix.copies import Donor, Fetch, TokenLink, best_fetch, longest
 from policies.prefix.queues import PrefillQueues
+from policies.prefix.reuse import Reuse
 from policies.prefix.tree import NO_PREFIX, Generations, HeldPrefix, PromptTree
 
 PROMISE_S = 60.0
@@ -111,6 +112,7 @@ class Router:
         self.routing = routing
         self.tree = PromptTree(PROMISE_S)
         self.queues = PrefillQueues()
+        self.reuse = Reuse()
         self.speed = UNKNOWN_SPEED
         self.load = UNKNOWN_LOAD
         self.block_tokens = 0

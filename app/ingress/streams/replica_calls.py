@@ -1,6 +1,7 @@
 """Calls of the ingress to single replicas, which may be dead, slow, or not routable yet."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -53,6 +54,8 @@ class EngineCalls:
             return await self._call(replica, lambda engine: engine.submit(requests))
 
         placed = self._placer.take(spec.id, replica)
+        if placed.returns:
+            spec = dataclasses.replace(spec, returns_to=replica)
         submission = Submission(spec, hop, outputs, model, placed.fetch, placed.then)
         if len(spec.body) > 1:  # A message has a largest size and a time limit.
             return await Coalescer(submit)(submission)

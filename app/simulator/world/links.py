@@ -43,6 +43,10 @@ class Links:
         self._bandwidth = bandwidth
         self._flows: dict[LinkId, dict[Flow, None]] = {}
 
+    def busy(self, links: Iterable[LinkId]) -> bool:
+        """True if a transfer uses one of these links."""
+        return any(self._flows.get(link) for link in links)
+
     def send(self, links: Sequence[LinkId], size: Bytes, latency_s: float, done: Callable[[], None]) -> Flow:
         """Begin a transfer; `done` is called `latency_s` seconds after its last byte has left."""
         flow = Flow(links, size, latency_s, done)

@@ -36,7 +36,8 @@ class Live:
     step count, and ends when the count reaches `ends`. In any other stage it has `held` tokens, or needs `held` tokens
     to resume. `at` is its replica. `standing` is the replica, phase and hop in the newest report, `reported` the size.
     `todo` are the tokens left to prefill. `stopped_s` is the time at which it last stopped decoding, None before.
-    `matched` are the tokens in caches by the decision, `cached` those that its first prefill found, None before.
+    `matched` are the tokens in caches by the decision, `cached` those that its first prefill found, None before. At
+    its end, its context is copied to `returns_to`.
     """
 
     job: Job
@@ -61,6 +62,7 @@ class Live:
     preemptions: int = 0
     matched: Matched = NOT_MATCHED
     cached: int | None = None
+    returns_to: ReplicaId | None = None
 
     def __post_init__(self) -> None:
         self.id = self.job.id

@@ -27,7 +27,7 @@ class Setup:
     Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
     `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
     moves. `sizes` are those for which decisions want room on a replica. `prefill_gpus` replicas are for prefills alone,
-    with costs of moves.
+    with costs of moves; what the others compute `returns` to these where that pays.
     """
 
     capacity: Tokens
@@ -47,6 +47,7 @@ class Setup:
     routing: Routing = Routing.TREE
     copies: bool = False
     prefill_gpus: int = 0
+    returns: bool = True
     sizes: Sizes = Sizes.BLIND
     classes: ServiceClasses = NO_CLASSES
 

@@ -44,6 +44,9 @@ from policies.rules.policy import Policy
 EARLIEST_S = 0.1
 """Minimum seconds between an epoch and an early next one, as in the live scheduler."""
 
+RETURN_S, CHECK_S = 10.0, 0.05
+"""The longest wait of a context for free links, and the time between two looks, as in live replicas."""
+
 SHORT, LONG = 128, 1024
 """Tokens of the two prompts by which a replica measures its prefill at its start."""
 
@@ -118,6 +121,7 @@ class World:
         """See `EngineObserver`."""
         if self.mover:
             self.mover.over(live)
+        self._return(live, self.loop.now + RETURN_S)
         self._reports.over.append(live)
         alone = self._times.alone(live.job.prompt, live.job.output, self._costs.ingress_s)
         self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
@@ -204,6 +208,7 @@ class World:
             if fetch is None or not self._fetch(live, placing.replica, fetch):
                 self._put(live, placing.replica)
             if isinstance(placing, Place) and placing.then is not None:
+                live.returns_to = placing.replica if placing.returns else None
                 self._move(live, placing.then)
 
     def _decide_placement(self, arrival: Arrival) -> Decision:
@@ -243,6 +248,28 @@ class World:
         give_up = self.mover.copy(donor, target, Tokens(missing * size), arrived)
         deadline = self.loop.at(self.loop.now + fetch.saves_s, Turn.LINK, late)
         return True
+
+    def _return(self, live: Live, until: float) -> None:
+        """Copy the context of an ended request back to where it was prefilled, once nothing else is on the links."""
+        engines, home = self.replicas.engines, live.returns_to
+        donor = None if live.at is None else engines.get(live.at)
+        target = None if home is None else engines.get(home)
+        if self.mover is None or donor is None or target is None or donor is target or self.loop.now > until:
+            return
+        if donor.cache is None or target.cache is None:
+            return
+        if self.mover.links.busy(self.mover.route(donor, target)):
+            self.loop.at(self.loop.now + CHECK_S, Turn.LINK, lambda: self._return(live, until))
+            return
+        names = live.job.context[: donor.cache.leading(live.job.context)]
+        missing = len(names) - target.cache.leading(names)
+
+        def arrived() -> None:
+            if engines.get(target.replica) is target:
+                target.take_in(names, self.loop.now)
+
+        if missing > 0:
+            self.mover.copy(donor, target, Tokens(missing * self._setup.block_tokens), arrived)
 
     # --- replicas -----------------------------------------------------------------------------------------
 
@@ -437,6 +464,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         copies=setup.copies and migration is not None,
         classes=setup.classes,
         prefill_replicas=setup.prefill_gpus if migration is not None else 0,
+        returns=setup.returns and setup.prefill_gpus > 0 and migration is not None,
     )
 
 

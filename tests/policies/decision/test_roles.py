@@ -406,6 +406,36 @@ def test_replica_keeps_room_for_a_prompt_that_it_has_yet_to_compute() -> None:
     assert [replicas[ReplicaId(name)].free for name in "ab"] == [60, 40]
 
 
+def test_context_returns_where_its_continuation_is_likely() -> None:
+    made = watcher(terms=Terms(returns=True))
+    made.decide(observed("a: | b: p50"))
+    names = iter(range(1, 1000))
+
+    def arrives(name: str, at: float, blocks: int = 1, session: str = "") -> bool:
+        prompt = tuple(next(names) for _ in range(blocks))
+        found = place(made.memory, Arrival(RequestId(name), Tokens(1), prompt, session), at)
+        assert isinstance(found, Place) and found.replica == "a" and found.then is not None
+        return found.returns
+
+    assert arrives("h", 0.5), "as likely as not"
+    assert not arrives("i", 0.5, blocks=0), "nobody would find it"
+    for number in range(12):
+        made.decide(observed("a: | b: p50", 1.0 + 3 * number))
+        arrives("j", 1.0 + 3 * number)
+    made.decide(observed("a: | b: p50", 200.0))
+    assert not arrives("k", 200.0), "nothing was continued"
+
+
+def test_nothing_returns_unless_it_may_or_without_a_move() -> None:
+    made = watcher(terms=Terms(returns=False))
+    made.decide(observed("a: | b: p50"))
+    assert not placed(made).returns
+    made = watcher(terms=Terms(returns=True), at_once=1)
+    made.decide(observed("a: | b: p50"))
+    found = place(made.memory, Arrival(RequestId("n"), Tokens(1), (1,)), 0.5)
+    assert isinstance(found, Place) and found.then is None and not found.returns
+
+
 def test_early_epoch_is_wanted_until_a_prefill_has_its_order() -> None:
     made = watcher(at_once=1)
     made.decide(observed("a: | b: p50"))

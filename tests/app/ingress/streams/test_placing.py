@@ -194,3 +194,13 @@ async def test_a_request_is_submitted_with_its_move() -> None:
     (record,) = service.replica("a").moves.records()
     assert (record.trigger, record.target, record.outcome) == (Reason.DISAGGREGATE, b, Outcome.COMMITTED)
     await service.idle()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_request_names_the_replica_that_its_context_returns_to(returns: bool) -> None:
+    service, request = make_service(), spec()
+    a, ended = ReplicaId("a"), []
+    service.scheduler.decide = lambda call: Place(a, returns=returns)  # type: ignore[method-assign]
+    service.replica("a").host.on_context = lambda spec, outputs: ended.append((spec.returns_to, tuple(outputs)))
+    assert await served(service, request) == whole(request)
+    assert ended == [(a if returns else None, whole(request))]

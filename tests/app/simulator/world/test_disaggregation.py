@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from app.simulator.costs.costs import Costs, LinkCosts
+from app.simulator.workload.workload import Job
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World
-from policies.model import Role, Tokens
+from policies.model import RequestId, Role, Tokens
 from policies.plan import Path, Reason
 from policies.rules.registry import policy
 from tests.app.simulator.physics import COMPUTE, MIGRATION, Log, job
@@ -51,3 +52,39 @@ def test_without_costs_of_moves_every_gpu_does_both() -> None:
     made, log = played(1, costs=replace(COSTS, migration=None))
     assert {replica.role for replica in made.cluster.running()} == {Role.BOTH}
     assert not [each for each in log.transfers if each.reason is Reason.DISAGGREGATE]
+
+
+def conversations(count: int = 8, turns: int = 4) -> list[Job]:
+    """Conversations whose turns begin five seconds after the one before: each has 20, 31, 42, ... blocks of prompt."""
+    jobs = []
+    for number in range(count):
+        for turn in range(turns):
+            blocks = tuple(1000 * number + block for block in range(20 + 11 * turn + 8))
+            jobs.append(
+                Job(
+                    RequestId(f"{number}-{turn}"),
+                    0.5 * number + 10.0 * turn,
+                    Tokens((len(blocks) - 8) * 16 + 1),
+                    Tokens(8 * 16),
+                    blocks[:-8],
+                    session=str(number),
+                    after=RequestId(f"{number}-{turn - 1}") if turn else None,
+                    think_s=5.0,
+                    outputs=blocks[-8:],
+                )
+            )
+    return sorted(jobs, key=lambda job: job.arrival_s)
+
+
+def cached(returns: bool) -> int:
+    """The tokens that the conversations' prefills find."""
+    counts = {"min_replicas": 3, "max_gpus": 3, "prefill_gpus": 1, "block_tokens": 16}
+    setup, log = Setup(Tokens(32_000), horizon_s=200.0, returns=returns, **counts), Log()  # type: ignore[arg-type]
+    World(policy("pack"), setup, COSTS, log).run(conversations())
+    assert len(log.lives) == 32
+    return sum(life.cached for life in log.lives.values())
+
+
+def test_next_turns_prefill_finds_what_was_decoded_elsewhere() -> None:
+    """Seven blocks more for each of 24 turns: the last one of an answer lacks its last token."""
+    assert cached(returns=True) - cached(returns=False) >= 24 * 7 * 16

@@ -1,0 +1,86 @@
+"""Copies the contexts of ended requests back to the replicas that have prefilled them, when nothing else is copied.
+
+The next turn of a conversation is prefilled there, and finds its beginning. A return is never needed: it waits for
+moves and other copies, and is dropped if it waits too long.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from migration.protocol.errors import MigrationError
+from migration.protocol.ports import Clock
+from migration.protocol.record import CopyRecord
+from migration.protocol.request import RequestSpec
+from migration.run.donor import CopyOrder
+from policies.model import ReplicaId
+from policies.prefix.copies import CopyReason
+
+log = logging.getLogger("ray.serve")
+
+AT_MOST = 64
+"""The number of contexts that wait, the newest ones."""
+PATIENCE_S = 10.0
+"""The longest time that a context waits, in seconds: a client may have begun its next turn by then."""
+WITHIN_S = 5.0
+"""The longest copy, in seconds."""
+CHECK_S = 0.05
+"""The time between two looks at what a waiting context waits for, in seconds."""
+
+CopyTo = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A context that waits for its copy to `to`, since the time `since`."""
+
+    spec: RequestSpec
+    outputs: tuple[int, ...]
+    to: ReplicaId
+    since: float
+
+
+class Returns:
+    """Makes the copies, one at a time and the oldest first. They wait while `waits` returns True."""
+
+    def __init__(self, replica: ReplicaId, copy: CopyTo, waits: Callable[[], bool], clock: Clock) -> None:
+        self._replica = replica
+        self._copy = copy
+        self._waits = waits
+        self._clock = clock
+        self._due: deque[_Due] = deque(maxlen=AT_MOST)
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, spec: RequestSpec, outputs: Sequence[int]) -> None:
+        """Take the context of a request that has ended here. One that was prefilled here has nowhere to return to."""
+        to = spec.returns_to
+        if to is None or to == self._replica:
+            return
+        self._due.append(_Due(spec, tuple(outputs), to, self._clock()))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    def close(self) -> None:
+        """Make no more copies."""
+        self._due.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self) -> None:
+        while self._due:
+            if self._clock() - self._due[0].since > PATIENCE_S:
+                self._due.popleft()
+            elif self._waits():
+                await asyncio.sleep(CHECK_S)
+            else:
+                await self._return(self._due.popleft())
+
+    async def _return(self, due: _Due) -> None:
+        order = CopyOrder(uuid.uuid4().hex[:16], due.spec, CopyReason.RETURN, due.outputs, WITHIN_S)
+        try:
+            await self._copy(order, due.to)
+        except MigrationError as error:
+            log.info("the context of request %s does not return to %s: %s", due.spec.id, due.to, error)
