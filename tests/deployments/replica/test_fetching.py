@@ -9,12 +9,12 @@ from deployments.replica.fetching import LEAST_S, Fetches
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
-from migration.protocol.record import CopyOutcome, CopyRecord
+from migration.protocol.record import CopyOutcome, CopyRecord, Outcome
 from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.model import ReplicaId, Tokens
-from policies.plan import Reason
+from policies.plan import Move, Path, Reason
 from policies.prefix.copies import CopyReason, Fetch
 from tests.migration.run.test_copies import A, B, CachedReplica, ids, make_cluster, prompt
 
@@ -120,6 +120,21 @@ async def test_request_that_a_move_gives_back_runs_once(cluster: Cluster) -> Non
     assert await ended(cluster[B], spec) == expected(ids(spec), 6)
     await asyncio.sleep(1.0)
     assert cluster[B].idle
+
+
+async def test_request_whose_prompt_is_copied_moves_on_behind_its_first_token(cluster: Cluster) -> None:
+    spec = prompt()
+    then = Move(spec.id, B, A, spec.prompt_tokens, Reason.DISAGGREGATE, 1, Path.KV)
+    fetches(cluster).submit(spec, 0, (), FETCH, then)
+    async with asyncio.timeout(10):
+        while not (cluster[B].moves.records()[0].outcome and cluster[A].moves.attach(spec.id, 1, 0)):
+            await asyncio.sleep(0.001)
+    assert await ended(cluster[A], spec) == expected(ids(spec), 6)
+    (record,) = cluster[B].moves.records()
+    assert (record.outcome, record.path, record.tokens) == (Outcome.COMMITTED, Path.KV, 51)
+    assert cluster[B].host.prompts == Prefilled(50, 48)
+    await asyncio.sleep(1.0)
+    assert cluster[A].idle and cluster[B].idle
 
 
 async def test_refused_request_is_copied_nothing(cluster: Cluster) -> None:
