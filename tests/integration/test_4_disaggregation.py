@@ -1,7 +1,11 @@
 """Prefill and decoding on replicas of their own, on paced engines: who computes what, and that no stream notices."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
+
+import pytest
 
 from benchmarks.chaos.offers import undisturbed
 from tests.integration.application import Answer, Application, Client, eventually, prompt, total
@@ -43,5 +47,35 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_others(di
         )
         moved = total(await client.metrics(), "mell_migrations_total", reason="disaggregate", outcome="committed")
         assert moved == STREAMS
+
+        async def returned() -> bool:
+            return total(await client.metrics(), "mell_cache_copies_total", reason="return", outcome="done") == STREAMS
+
+        await eventually(returned)
         await client.idle()
         assert await roles(client) == role
+
+
+@pytest.mark.parametrize("victim", ["source", "target"])
+async def test_requests_survive_the_death_of_either_replica_of_their_move(
+    disaggregated: Application, victim: str
+) -> None:
+    """A request is prefilled, and two wait: all have their moves already."""
+    async with disaggregated.client() as client:
+        await roles(client)
+        answers = [Answer() for _ in range(3)]
+        prompts = [prompt(LONG, f"{victim} {number}") for number in range(3)]
+        reading = [
+            asyncio.create_task(client.stream(answer, tokens, OUTPUT, f"{victim}-{number}"))
+            for number, (answer, tokens) in enumerate(zip(answers, prompts, strict=True))
+        ]
+        await asyncio.sleep(1.0)
+        moves = [m for m in await client.migrations() if m["label"].startswith(f"{victim}-")]
+        assert [m["state"] for m in moves] == ["follow"] * 3
+        pids = {replica["id"]: replica["pids"] for replica in await client.running()}
+        os.kill(pids[moves[-1][victim]][0], signal.SIGKILL)
+        await asyncio.gather(*reading)
+        for answer, tokens in zip(answers, prompts, strict=True):
+            assert answer.finish == "length" and answer.text == undisturbed(tuple(tokens), OUTPUT)
+        await roles(client)
+        await client.idle()
