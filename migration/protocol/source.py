@@ -12,7 +12,8 @@ Rules of this file:
      wrong with the target ends it.
   5. A request whose prompt is still being computed is followed (FOLLOW): blocks are copied as the prefill fills them,
      and the freeze comes right behind its first token. It needs nothing of the target until then, so nothing is muted
-     before, and whatever fails leaves it where it is; without blocks (AWAIT) it is handed over by tokens.
+     before, and whatever fails leaves it where it is; without blocks (AWAIT) it is handed over by tokens, unless its
+     prefill has not even begun (UNBEGUN).
   6. COMMITTED, ABORTED and REFUSED are final. Events of the world (not of activities) may still come; they do nothing.
 
 Events of the world, legal in every state: FINISHED (the request ended by itself: EOS, max_tokens, or a stop
@@ -51,6 +52,7 @@ class SourceEvent(StrEnum):
     ACCEPTED_TOKENS = "accepted_tokens"
     ACCEPTED_EARLY = "accepted_early"
     TARGET_REFUSED = "target_refused"
+    UNBEGUN = "unbegun"
     FILLED = "filled"
     FIRST_TOKEN = "first_token"
     COPIED_MORE = "copied_more"
@@ -172,6 +174,8 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
         # The prefill goes on, and the target has to repeat it.
         _E.COPY_FAILED: _AWAIT,
         _E.TIMEOUT: _AWAIT,
+        # Its turn has not come here: behind the wait, a prefill at the target would be a second one.
+        _E.UNBEGUN: _GIVE_UP,
         _E.FINISHED: _GIVE_UP,
         # The prefill begins anew. What is copied is at the target, and waits for the rest.
         _E.PREEMPTED: _FOLLOW,

@@ -276,6 +276,8 @@ class SourceRun:
             text = f"no answer within {limit:.3g} s"
             if waiting:
                 cause, text = Cause.PREFILL_TIMEOUT, f"the prefill did not go on within {limit:.3g} s"
+            if activity == self._await_blocks and not await self._has_begun():
+                event, copying = SourceEvent.UNBEGUN, False
             self._failed(cause, text, copying)
         except RequestGone:
             event = SourceEvent.FINISHED
@@ -372,6 +374,12 @@ class SourceRun:
         if beyond is None:
             return await self._first(self._first_token())
         return await self._first(self._first_token(), self._filled(hosted.key, Tokens(beyond)))
+
+    async def _has_begun(self) -> bool:
+        """True if the prefill has computed anything here."""
+        with contextlib.suppress(TransferFailed, RequestGone):
+            return bool(await self._world.blocks.computed(self._hosted().key))
+        return False
 
     async def _await_token(self) -> SourceEvent:
         await self._peer.renew(self._order.id)

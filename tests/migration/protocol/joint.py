@@ -45,7 +45,7 @@ WORDS: dict[str, StreamEvent] = {
 ANY_TIME_AT_SOURCE = sorted(
     {
         *(source.WORLD - {SourceEvent.KEPT, SourceEvent.FOLLOWED}),
-        *(SourceEvent.BEGIN, SourceEvent.TIMEOUT, SourceEvent.FILLED, SourceEvent.FIRST_TOKEN),
+        *(SourceEvent.BEGIN, SourceEvent.TIMEOUT, SourceEvent.UNBEGUN, SourceEvent.FILLED, SourceEvent.FIRST_TOKEN),
         *(SourceEvent.COPIED_MORE, SourceEvent.COPIED_ENOUGH, SourceEvent.FINAL_COPIED, SourceEvent.COPY_FAILED),
     }
 )

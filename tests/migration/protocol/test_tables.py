@@ -294,6 +294,10 @@ def test_prefill_that_begins_anew_is_followed_on() -> None:
     assert source.TABLE[Source.AWAIT][SourceEvent.PREEMPTED] == (Source.AWAIT, ())
 
 
+def test_prefill_that_has_not_begun_is_not_repeated_at_the_target() -> None:
+    assert source.TABLE[Source.FOLLOW][SourceEvent.UNBEGUN] == (Source.ABORTED, (Do.CANCEL_TARGET,))
+
+
 def test_first_token_freezes_the_request_wherever_its_blocks_are() -> None:
     freeze = (Do.ANNOUNCE_MOVING, Do.MUTE)
     following = source.TABLE[Source.FOLLOW][SourceEvent.FIRST_TOKEN]

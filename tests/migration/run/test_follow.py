@@ -384,6 +384,20 @@ def test_time_limit_follows_the_rest_of_the_prompt() -> None:
     assert MigrationLimits(prefill_s=0.5).prefilling_s(100_000) == 0.5
 
 
+async def test_prefill_whose_turn_does_not_come_in_time_stays() -> None:
+    """Behind a long wait it would be prefilled twice, at the source and at the target."""
+    pair, request = make_pair(limits=replace(LIMITS, prefill_s=0.75)), spec()
+    pair.a.moves.submit(request, 0, (), fetching=True)
+    cursor = pair.cursors[request.id] = Cursor()
+    pair.move(request.id, reason=Reason.DISAGGREGATE)
+    await asyncio.sleep(1.0)
+    pair.a.host.begin(request.id, 0)
+    record = await pair.settled()
+    assert (record.outcome, record.cause, record.pause_s) == (Outcome.ABORTED, Cause.PREFILL_TIMEOUT, None)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
+
+
 @pytest.mark.parametrize(("step_s", "outcome"), [(1.0, Outcome.COMMITTED), (5.0, Outcome.ABORTED)])
 async def test_prefill_that_does_not_go_on_costs_the_blocks_and_then_the_move(step_s: float, outcome: Outcome) -> None:
     """The request loses nothing."""
