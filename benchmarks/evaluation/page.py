@@ -4,7 +4,7 @@ A table or figure stands between two comments, `<!-- NAME -->` and `<!-- end -->
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.evaluation.runs.case import Case
 from benchmarks.evaluation.runs.results import Results
@@ -46,11 +46,20 @@ def write(
 ) -> str:
     """The page with the tables and figures of these results; also writes the figures. Those of other sections stay.
 
-    Raises `ValueError` if the page lacks a part of the sections, or has it twice.
+    Raises `ValueError` as `fill` does.
     """
     parts: dict[str, str] = {}
     for section in sections:
         parts |= section.parts(results, scale, pictures)
+    filled = fill(page, parts)
+    if scale.name == "full":
+        return filled
+    title, _, rest = filled.partition("\n")
+    return f"{title}\n\n**Tables and figures of the {scale.name} version: short runs, large errors.**\n{rest}"
+
+
+def fill(page: str, parts: Mapping[str, str]) -> str:
+    """The page with these parts. Raises `ValueError` if it lacks one of them, or has one twice."""
     found = [match["name"] for match in _PART.finditer(page)]
     if wrong := sorted(name for name in parts if found.count(name) != 1):
         raise ValueError(f"the page is to have each of these parts once: {', '.join(wrong)}")
@@ -59,8 +68,4 @@ def write(
         name = match["name"]
         return f"<!-- {name} -->\n\n{parts[name]}\n\n<!-- end -->" if name in parts else match[0]
 
-    filled = _PART.sub(renewed, page)
-    if scale.name == "full":
-        return filled
-    title, _, rest = filled.partition("\n")
-    return f"{title}\n\n**Tables and figures of the {scale.name} version: short runs, large errors.**\n{rest}"
+    return _PART.sub(renewed, page)

@@ -246,16 +246,17 @@ def _arrivals(recipe: Recipe, seed: int) -> Iterator[Recorded]:
         case ArrivalTrace(rows):
             yield from rows
         case Poisson(rate, None):
-            yield from map(Recorded, _times(rate, seed))
+            yield from map(Recorded, poisson_times(rate, seed))
         case Poisson(rate, shape):
             assert shape is not None
-            begins_s = takewhile(lambda at_s: at_s * recipe.time_scale < recipe.horizon_s, _times(rate, seed))
+            begins_s = takewhile(lambda at_s: at_s * recipe.time_scale < recipe.horizon_s, poisson_times(rate, seed))
             # Requests that do not wait come between those of other sessions.
             requests = made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
             yield from sorted(requests, key=attrgetter("at_s"))
 
 
-def _times(rate: float, seed: int) -> Iterator[float]:
+def poisson_times(rate: float, seed: int) -> Iterator[float]:
+    """Arrival times in seconds, without an end. Equal seeds give equal times."""
     chance, at_s = Random(f"{seed}-arrivals"), 0.0
     while True:
         at_s += chance.expovariate(rate)

@@ -46,6 +46,11 @@ class Finding:
     number: str
     verdict: Verdict
 
+    @property
+    def cell(self) -> str:
+        """The finding in a table of the page."""
+        return f"**{self.verdict}**: {self.number}"
+
 
 def holds_on(held: Sequence[bool]) -> Verdict:
     """The verdict on a claim about every workload. Raises `ValueError` if there are no workloads."""
@@ -193,14 +198,9 @@ def _cases(scale: Scale) -> list[Case]:
 
 def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
     rows = [
-        [claim.text, claim.where, *(_verdict(claim.find(results, scale, policy)) for policy in PAPERS)]
-        for claim in CLAIMS
+        [claim.text, claim.where, *(claim.find(results, scale, policy).cell for policy in PAPERS)] for claim in CLAIMS
     ]
     return {"claims": text_table(("claim", "where", *(f"`{policy}`" for policy in PAPERS)), rows)}
-
-
-def _verdict(finding: Finding) -> str:
-    return f"**{finding.verdict}**: {finding.number}"
 
 
 SECTION = PageSection(_cases, _parts)

@@ -61,7 +61,8 @@ def test_every_part_of_the_page_is_renewed(page: str) -> None:
     kept, renewed = (re.findall(r"<!-- (\S+) -->\n\n(.*?)\n\n<!-- end -->", text, re.DOTALL) for text in (KEPT, page))
     assert [name for name, _ in renewed] == [name for name, _ in kept]
     same = {name for (name, old), (_, new) in zip(kept, renewed, strict=True) if old == new}
-    assert {name for name in same if not dict(kept)[name].startswith("![")} == set()
+    of_others = {"memserve-claims", "memserve-settings"}
+    assert {name for name in same if not dict(kept)[name].startswith("![")} == of_others
 
 
 def test_prose_stays(page: str) -> None:

@@ -1,0 +1,1 @@
+"""Tests of the repetition of MemServe's evaluation."""
