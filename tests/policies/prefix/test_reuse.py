@@ -119,9 +119,10 @@ def test_requests_without_a_full_block_are_counted() -> None:
         (0.5, Line.of(10_000.0), True),
         (0.05, Line.of(10_000.0), False),
         (0.5, Line.of(1500.0), False),
+        (0.5, Line.of(10_000.0, 2.0), True),
         (1.0, None, False),
     ],
-    ids=["certain", "likely", "unlikely", "slow link", "no link"],
+    ids=["certain", "likely", "unlikely", "slow link", "nobody waits for a latency", "no link"],
 )
 def test_return_pays_where_the_prefill_that_it_saves_is_longer(reuse: float, link: Line | None, pays: bool) -> None:
     assert worth_returning(reuse, 1000, SPEED, link) is pays
