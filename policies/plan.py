@@ -67,7 +67,7 @@ class MoveReport:
     `whole_s` from the order to the first new token at the target, None before the target has reported that token; both
     without the time for which the move has waited for the source's own prefill of the request.
     `path` is the path taken, `sent` the bytes sent over the link. A move with `fell_back` began by KV and changed to
-    tokens after `copy_s` seconds.
+    tokens after `copy_s` seconds. `reason` is that of its order.
     """
 
     request: RequestId
@@ -84,6 +84,7 @@ class MoveReport:
     copy_s: float = 0.0
     fell_back: bool = False
     predicted_s: float | None = None
+    reason: Reason = Reason.MANUAL
 
 
 @dataclass(frozen=True, slots=True)

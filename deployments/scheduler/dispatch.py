@@ -115,6 +115,7 @@ def report_of(record: MigrationRecord) -> MoveReport:
         copy_s=record.copy_s,
         fell_back=record.fell_back,
         predicted_s=record.predicted_s,
+        reason=record.trigger,
     )
 
 

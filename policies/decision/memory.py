@@ -297,7 +297,7 @@ class PoolMemory:
         underway = self.under_way.get(report.request)
         self._stale[report.request] = None
         if report.moved is None:
-            move = Move(report.request, *pair, report.tokens or Tokens(0), Reason.MANUAL, 0, report.path)
+            move = Move(report.request, *pair, report.tokens or Tokens(0), report.reason, 0, report.path)
             same = underway is not None and (underway.move.source, underway.move.target) == pair
             self.under_way[report.request] = Underway(underway.move if underway is not None and same else move, now)
             return

@@ -115,7 +115,7 @@ class Mover:
     def reports(self) -> list[MoveReport]:
         """The sources' reports on the moves under way."""
         return [
-            MoveReport(m.request, m.source.replica, m.target.replica, path=m.path, tokens=m.tokens)
+            MoveReport(m.request, m.source.replica, m.target.replica, path=m.path, tokens=m.tokens, reason=m.reason)
             for m in self.under_way.values()
         ]
 
@@ -370,6 +370,7 @@ class Mover:
             copy_s=moving.copy_s,
             fell_back=moving.path is Path.TOKENS and moving.copy_s > 0,
             predicted_s=moving.predicted_s,
+            reason=moving.reason,
         )
         self._observer.reported(moving.live, report)
 

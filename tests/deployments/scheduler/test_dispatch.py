@@ -44,7 +44,7 @@ def make_dispatch(sources: Sources | None = None) -> Dispatch:
 
 
 MOVE = Move(P, A, B, Tokens(10), Reason.DRAIN, 0, Path.TOKENS, 2.0, 1.0)
-UNDER_WAY = MoveReport(P, A, B, path=Path.KV)
+UNDER_WAY = MoveReport(P, A, B, path=Path.KV, reason=Reason.DRAIN)
 
 
 async def begun(dispatch: Dispatch, move: Move = MOVE) -> tuple[MoveReport, ...]:
@@ -86,7 +86,7 @@ async def test_an_operators_move_is_reported_as_such() -> None:
     sources = Sources()
     dispatch = make_dispatch(sources)
     by_hand = replace(MOVE, reason=Reason.MANUAL)
-    assert await begun(dispatch, by_hand) == (replace(UNDER_WAY, by_hand=True),)
+    assert await begun(dispatch, by_hand) == (replace(UNDER_WAY, by_hand=True, reason=Reason.MANUAL),)
     sources.fault = PeerLost("dead")
     with pytest.raises(PeerLost):
         await dispatch.order(Order("m", P, PathRequest.AUTO, Reason.MANUAL), by_hand)

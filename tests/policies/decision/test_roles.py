@@ -14,7 +14,7 @@ from policies.decision.placement import Place, Queue
 from policies.decision.roles import awaits_prefills
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
-from policies.plan import MoveReport, Path, Plan
+from policies.plan import MoveReport, Path, Plan, Reason
 from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Watcher, observed
@@ -312,6 +312,14 @@ def test_move_that_did_not_begin_is_left_to_a_later_epoch() -> None:
     made.observe_moves(observed("a: n10~ | b: p50", 1.0))
     assert not made.memory.under_way and awaits_prefills(made.memory)
     assert moves(made.decide(observed("a: n10~ | b: p50", 1.1))) == ["n:a>b disaggregate kv"]
+
+
+def test_move_that_another_scheduler_has_ordered_is_known_for_what_it_is() -> None:
+    """The request is prefilled at its source, and the move takes no part of what each replica may have."""
+    made = watcher(terms=Terms(service=ServiceLevel(2.0, None)))
+    under_way = MoveReport(RequestId("n"), ReplicaId("a"), ReplicaId("b"), reason=Reason.DISAGGREGATE)
+    made.observe_moves(observed("a: n10~ | b: p50"), under_way)
+    assert [made.memory.cluster.replicas[ReplicaId(r)].backlog for r in "ab"] == [10, 0]
 
 
 def test_move_rests_as_one_of_an_epoch_does() -> None:
