@@ -11,7 +11,7 @@ from pathlib import Path
 from app.simulator.command.runs import available_processors
 from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.words import share, table, text_table
-from benchmarks.memserve.case import RATES, SCHEDULED, SHARES, TRIPLE, PaperCase
+from benchmarks.memserve.case import RATES, SCHEDULED, SHARES, STEPS, TRIPLE, PaperCase
 from benchmarks.memserve.claims import cases, scheduled, verdicts
 from benchmarks.memserve.results import Figures, simulated
 from policies.prefix.routing import Routing
@@ -41,6 +41,11 @@ def tables(found: Figures) -> dict[str, str]:
         for workload, rates in RATES.items()
         for rate in rates
         for setting in TRIPLE
+    ]
+    rows += [
+        ["sharegpt_like", f"{rate:g}", setting.name, *_cells(found, PaperCase(setting, "sharegpt_like", rate))]
+        for rate in RATES["sharegpt_like"]
+        for setting in STEPS
     ]
     studied = [
         ["loogle_like", f"share {ratio}", f"{SCHEDULED.name}, {routing}", *_cells(found, scheduled(ratio, routing))]

@@ -34,13 +34,14 @@ TURNS: Mapping[str, float] = {"sharegpt_like": 4.0, "loogle_like": 5.0, "react_l
 class PaperSetting:
     """Instances of which `prefills` are for prefills alone (0: all do both), with context caching if they are `cached`.
 
-    `name` is the paper's.
+    With `returns`, what the others have decoded goes back to these. `name` is the paper's.
     """
 
     name: str
     instances: int
     prefills: int = 0
     cached: bool = False
+    returns: bool = True
 
 
 TRIPLE = (
@@ -51,6 +52,13 @@ TRIPLE = (
     PaperSetting("2P1D", 3, 2),
     PaperSetting("2P1D-CC", 3, 2, cached=True),
 )
+
+STEPS = (
+    PaperSetting("PD-Basic", 2, 1),
+    PaperSetting("PD-Caching-2", 2, 1, cached=True, returns=False),
+    PaperSetting("PD-Caching-3", 2, 1, cached=True),
+)
+"""The paper's steps towards caching in one pair of instances; PD-Caching-1 is not simulated."""
 
 SCHEDULED = PaperSetting("3P1D-CC", 4, 3, cached=True)
 """The setting of the paper's study of its scheduler."""
@@ -82,6 +90,7 @@ class PaperCase:
             block_tokens=BLOCK if setting.cached else 0,
             routing=self.routing,
             prefill_gpus=setting.prefills,
+            returns=setting.returns,
         )
         return SimulationRun(POLICY, self.seed, self._jobs(), setup, WINDOW, costs())
 

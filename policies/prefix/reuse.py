@@ -5,8 +5,8 @@ replica has computed is missing there, unless it is copied back (`CopyReason.RET
 
     P(continued) * F(output) > X(output)
 
-for the prefill F that it saves, and the time X on the link. A request is continued once a prompt arrives that begins with its
-prompt, and of which some replica has more blocks than these: at least one of its output.
+for the prefill F that it saves, and the time X on the link. A request is continued once a prompt arrives that begins
+with its prompt, and of which some replica has more blocks than these: at least one of its output.
 
 A conversation is known by its session or, without one, by the name of its prompt's last full block. Its own turns
 count, and `WEIGHT` further ones with the share of the whole pool:
@@ -121,8 +121,7 @@ class Reuse:
 
 
 def worth_returning(reuse: float, prompt: int, speed: ReplicaSpeed, link: Line | None) -> bool:
-    """True if a copy of what follows a prompt occupies its link for less than the prefill that it saves with probability
-    `reuse`.
+    """True if a copy of what follows a prompt occupies its link for less than the prefill saved, times `reuse`.
 
     The latency of the copy does not count: nobody waits for it. Without a link nothing can be copied.
     """
