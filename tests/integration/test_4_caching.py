@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
-from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt, total
+from app.client.api import ApiClient
+from benchmarks.soak.cached import KINDS, CachedShape, CachedSoak
+from tests.integration.application import BLOCK, MODEL, Answer, Application, Client, eventually, prompt, total
 
 PROMPT = 6 * BLOCK + 8
 """Tokens of a prompt; the last 8 are never cached."""
@@ -263,3 +265,18 @@ async def matched(client: Client, tokens: list[int]) -> dict[str, Any]:
 async def holds(client: Client, tokens: list[int], count: int) -> bool:
     """True if a replica has that many tokens of a prompt."""
     return max((await held_tokens(client, tokens)).values()) >= count
+
+
+async def test_answers_of_many_requests_that_share_prefixes_are_those_of_computed_ones(
+    application: Application,
+) -> None:
+    """The short form of a soak, whose requests move, have second turns, and find copied and deleted prefixes."""
+    shape = CachedShape(requests=24, at_once=6, families=5, turning=0.4)
+    async with application.client() as client, ApiClient(application.url, timeout_s=60.0) as api:
+        await reset(client)
+        done = await CachedSoak(api, MODEL, shape, "short").round(1)
+        assert not done.bad
+        assert set(done.requests) == set(KINDS) and done.requests.total() > shape.requests
+        assert done.tokens["cached"] > done.tokens["prompt"] / 4 and done.moves.total() > 0
+        await client.idle()
+        await check_mirrors(client)
