@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 from policies.model import RequestId
 from policies.prefix.change import CacheChange, NetChanges, Tier
+from policies.prefix.evacuation import CachedContext
+
+_REMEMBERED = 4096
+"""The most contexts of ended requests that are remembered."""
 
 
 @dataclass(slots=True)
@@ -30,6 +34,8 @@ class SimulatedCache:
     block_tokens: int
     users: dict[int, int] = field(default_factory=dict)
     idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _contexts: OrderedDict[int, tuple[Sequence[int], float]] = field(default_factory=OrderedDict)
+    """The names of contexts and the times of their last uses, by their last names; the newest one is the last."""
     shared: int = 0
     _uses: dict[RequestId, _Use] = field(default_factory=dict)
     _changed: NetChanges = field(default_factory=NetChanges)
@@ -77,11 +83,29 @@ class SimulatedCache:
             use.held += 1
 
     def take_in(self, names: Sequence[int]) -> None:
-        """Add blocks that have been copied here, and that nobody uses yet."""
-        for name in names:
+        """Add blocks that have been copied here, and that nobody uses yet. The last of them is dropped first."""
+        for name in reversed(names):
             if not self._has(name):
                 self._changed.toggle(name)
                 self.idle[name] = None
+
+    def remember(self, names: Sequence[int], now: float) -> None:
+        """Remember the context of a request that has ended."""
+        if names:
+            self._contexts[names[-1]] = names, now
+            self._contexts.move_to_end(names[-1])
+            while len(self._contexts) > _REMEMBERED:
+                self._contexts.popitem(last=False)
+
+    def contexts(self, now: float) -> list[CachedContext]:
+        """The remembered contexts of which a block is there, the newest first; the others are forgotten."""
+        found: list[CachedContext] = []
+        for last, (names, at) in reversed(list(self._contexts.items())):
+            if held := self.leading(names):
+                found.append(CachedContext(len(found), names[:held], now - at, held))
+            else:
+                del self._contexts[last]
+        return found
 
     def release(self, request: RequestId) -> None:
         """Leave a request's blocks over, if it uses any."""

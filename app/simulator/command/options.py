@@ -273,7 +273,8 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
     add(
         "--copies",
         action="store_true",
-        help="GPUs copy cached prefixes from each other before requests run, if that pays; needs costs with migrations",
+        help="GPUs copy cached prefixes from each other, before requests run, if that pays, and before they close; "
+        "needs costs with migrations",
     )
     add(
         "--prefill-gpus",

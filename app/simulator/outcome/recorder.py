@@ -65,9 +65,9 @@ class EventRecorder:
     lives: list[Life] = field(default_factory=list)
     steps: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
         """Record an epoch."""
-        self.epochs.append(_epoch(now, cluster, plans, _Contents(self.names, self.block_tokens)))
+        self.epochs.append(_epoch(now, cluster, plans, _Contents(self.names, self.block_tokens), closing))
         self.tick(now)
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
@@ -122,7 +122,7 @@ class _Contents:
         return _HeldRequest(request.tokens, self.prompts.begin(self._names.get(request.id, ()), request.tokens))
 
 
-def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Contents) -> EpochSample:
+def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Contents, closing: int) -> EpochSample:
     replicas = cluster.replicas.values()
     held = [contents.held(replica) for replica in replicas]
     requests = [request for each in held for request in each]
@@ -130,7 +130,7 @@ def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Conte
     evictions = [eviction for plan in plans for eviction in plan.evicted]
     return EpochSample(
         now_s=now,
-        gpus=len(replicas),
+        gpus=len(replicas) + closing,
         starting=sum(replica.state is ReplicaState.STARTING for replica in replicas),
         used=sum(map(contents.used, held)),
         capacity=sum(replica.capacity for replica in replicas),

@@ -41,9 +41,9 @@ class ServiceRecorder:
     preemptions: list[float] = field(default_factory=list)
     moves: list[float] = field(default_factory=list)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
         """See `Observer`."""
-        self.counted(now, len(cluster.replicas))
+        self.counted(now, len(cluster.replicas) + closing)
         self.tick(now)
 
     def counted(self, now: float, gpus: int) -> None:

@@ -69,14 +69,15 @@ class Replicas:
         changes = ((replica, cache.change()) for replica, cache in caches)
         return {replica: change for replica, change in changes if change is not None}
 
-    def close(self, replica: ReplicaId) -> None:
-        """Remove a replica. Raises `ValueError` if it is not empty."""
+    def close(self, replica: ReplicaId) -> SimulatedEngine:
+        """Remove a replica; its engine. Raises `ValueError` if it is not empty."""
         engine = self.engines.pop(replica)
         if engine.running or engine.waiting or engine.reserved or engine.handed:
             raise ValueError(f"{replica} is closed but not empty")
         self._touched.pop(engine, None)
         if timer := self._timers.pop(engine, None):
             timer.cancel()
+        return engine
 
     def place(self, live: Live, replica: ReplicaId) -> None:
         """Queue a request without KV on a replica."""

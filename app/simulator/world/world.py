@@ -15,6 +15,7 @@ from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
 from app.simulator.costs.steps import StepTimes
 from app.simulator.workload.workload import Job, Succession
 from app.simulator.world.engine import Memory, SimulatedEngine
+from app.simulator.world.evacuating import ClosingCopies
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
 from app.simulator.world.moving import Mover
@@ -74,6 +75,8 @@ class World:
         self._reports = Reports(pool, costs.slots)
         self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
+        copies = self.mover if setup.copies and setup.block_tokens else None
+        self._closing_copies = ClosingCopies(self.loop, copies, self.replicas.engines) if copies else None
         self._succession = Succession(())
         self._arrived = 0
         self._starting: set[ReplicaId] = set()
@@ -123,6 +126,9 @@ class World:
             self.mover.over(live)
         self._return(live, self.loop.now + RETURN_S)
         self._reports.over.append(live)
+        engine = self.replicas.engines.get(live.at) if live.at is not None else None
+        if engine is not None and engine.cache is not None:
+            engine.cache.remember(live.job.context, self.loop.now)
         alone = self._times.alone(live.job.prompt, live.job.output, self._costs.ingress_s)
         self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
         if (job := self._succession.ended(live.id, self.loop.now)) is not None:
@@ -324,7 +330,8 @@ class World:
         now = self.loop.now - self._setup.epoch_s * self._costs.slots
         plans = self._decide(now)
         self.replicas.settle(decided=True)
-        self._observer.decided(now, self.cluster, plans)
+        closing = 0 if self._closing_copies is None else self._closing_copies.count
+        self._observer.decided(now, self.cluster, plans, closing)
         self._await_prefills()
 
     def _await_prefills(self) -> None:
@@ -377,10 +384,16 @@ class World:
             live.at = placement.replica
             self.replicas.place(live, placement.replica)
         for closed in plan.closed:
-            self.replicas.close(closed)
+            self._close(closed)
             self._starting.discard(closed)
             self._reports.lost.append(closed)
             self._reports.statuses.pop(closed, None)
+
+    def _close(self, replica: ReplicaId) -> None:
+        engine = self.replicas.close(replica)
+        if self._closing_copies is not None and replica not in self._starting:
+            running = [other for name, other in self.replicas.engines.items() if name not in self._starting]
+            self._closing_copies.begin(engine, running, self._memory.router.tree)
 
     def _evict(self, live: Live, source: ReplicaId) -> None:
         if self.mover:

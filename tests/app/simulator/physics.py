@@ -65,10 +65,10 @@ class Log:
     lives: dict[str, Life] = field(default_factory=dict)
     steps: dict[float, float] = field(default_factory=dict)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
         """Keep the number of replicas and what was decided; the cluster must be sound."""
         cluster.check_integrity()
-        self.gpus.append((now, len(cluster.replicas)))
+        self.gpus.append((now, len(cluster.replicas) + closing))
         self.plans += plans
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:

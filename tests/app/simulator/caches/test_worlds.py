@@ -11,6 +11,7 @@ from app.simulator.costs.costs import Costs, LinkCosts, MigrationCosts
 from app.simulator.outcome.metrics import Window, measure
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
+from app.simulator.world.engine import SimulatedEngine
 from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World
@@ -179,11 +180,57 @@ def test_a_copy_that_is_late_is_given_up() -> None:
     assert copied.first_token_s - copied.job.arrival_s < 2.1 * computed_s
 
 
+def closed(link: MigrationCosts, capacity: int = 1000) -> tuple[World, SimulatedEngine, SimulatedEngine]:
+    """A world in which a GPU with the blocks of `LONG` has just closed; that GPU, and the one that stays."""
+    setup = Setup(
+        Tokens(capacity),
+        horizon_s=20.0,
+        min_replicas=2,
+        max_gpus=2,
+        block_tokens=BLOCK,
+        copies=True,
+        sizes=Sizes.MARGINAL,
+    )
+    world = World(policy("worst_fit"), setup, replace(COSTS, migration=link), EventRecorder(lambda now: None))
+    world.run([job("first", 0.0, LONG), job("other", 0.1, OTHER)])
+    donor, other = sorted(world.replicas.engines.values(), key=lambda engine: -engine.cache.leading(LONG))  # type: ignore[union-attr]
+    world._close(donor.replica)
+    return world, donor, other
+
+
+def test_gpu_that_closes_copies_its_contexts_to_those_that_stay() -> None:
+    world, _, other = closed(FAST)
+    copies = world._closing_copies
+    assert other.cache is not None and copies is not None
+    assert (other.cache.leading(LONG), copies.count) == (0, 1), "it stays for the copies"
+    world.loop.run(21.0)
+    assert (other.cache.leading(LONG), other.cache.leading(OTHER), copies.count) == (30, 30, 0)
+    assert [list(context.names) for context in other.cache.contexts(21.0)] == [list(LONG), list(OTHER)]
+
+
+def test_gpu_that_closes_stays_for_ten_seconds_at_most() -> None:
+    world, _, other = closed(SLOW)
+    assert other.cache is not None and world._closing_copies is not None
+    world.loop.run(29.0)
+    assert world._closing_copies.count == 1
+    world.loop.run(31.0)
+    assert (other.cache.leading(LONG), world._closing_copies.count) == (0, 0)
+
+
+def test_gpu_that_closes_leaves_hotter_contexts_of_others_alone() -> None:
+    world, _, other = closed(FAST, capacity=400)
+    world.loop.run(21.0)
+    assert other.cache is not None
+    assert (other.cache.leading(LONG), other.cache.leading(OTHER)) == (0, 30)
+
+
 def test_copied_blocks_are_found_and_reported_and_may_be_dropped() -> None:
     cache = SimulatedCache(BLOCK)
-    cache.take_in([1, 2, 3])
+    cache.take_in([1, 2, 3, 4])
     cache.take_in([3])
-    assert cache.change() == CacheChange({Tier.HBM: (1, 2, 3)}, {}, True)
+    assert cache.change() == CacheChange({Tier.HBM: (4, 3, 2, 1)}, {}, True)
+    cache.trim(30)
+    assert cache.leading([1, 2, 3, 4]) == 3, "the last block has been dropped, and the prefix is still of use"
     assert cache.claim(RequestId("r"), (1, 2, 3), 31) == 30
     cache.release(RequestId("r"))
     cache.trim(10)

@@ -44,7 +44,7 @@ class Follower:
         self.moves = 0
         self.gpu_seconds = 0
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
         """The shadow makes the decisions of the world."""
         report = self.watcher.report(Drawn(now, (_all_on_one(cluster),), most=1000))
         assert [self.shadow.observe(report, now)] == list(plans)

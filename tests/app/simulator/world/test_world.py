@@ -192,9 +192,9 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
 
     @dataclass
     class Check(Log):
-        def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
+        def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
             nonlocal checked
-            Log.decided(self, now, cluster, plans)
+            Log.decided(self, now, cluster, plans, closing)
             for name, engine in played.replicas.engines.items():
                 here = {*engine.running, *(each.id for each in engine.waiting), *engine.reserved, *engine.handed}
                 assert engine.free(now) >= -len(engine.running)
