@@ -178,8 +178,17 @@ async def test_corrupted_tail_changes_the_output(application: Application, over:
     assert answer.text != want
 
 
-@pytest.mark.parametrize("over", ["collective", "shared"])
-@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
+@pytest.mark.parametrize(
+    ("fault", "over"),
+    [
+        (Fault.SILENT, "collective"),
+        (Fault.FAIL, "shared"),
+        *[
+            pytest.param(fault, over, marks=pytest.mark.skipif(not LONG, reason="either fault, and either transport"))
+            for fault, over in ((Fault.SILENT, "shared"), (Fault.FAIL, "collective"))
+        ],
+    ],
+)
 async def test_move_with_a_failing_transfer_falls_back_to_tokens(
     application: Application, fault: Fault, over: str
 ) -> None:
@@ -241,36 +250,46 @@ STATEFUL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sampling", STATEFUL.values(), ids=STATEFUL)
-async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(
-    application: Application, sampling: dict[str, Any]
-) -> None:
-    tokens = prompt(400, sorted(sampling))
-    async with application.client() as client:
-        want, _ = await client.complete(tokens, 540, **sampling)
-        answer, records = await moved(
-            client, f"stateful-{len(sampling)}", tokens, 540, [1, 100, 200], ["kv", "tokens", "kv"], **sampling
+async def unmoved(client: Client, name: str, count: int) -> list[str]:
+    """The text of a request of each kind; all run at once."""
+    answers = await asyncio.gather(
+        *(client.complete(prompt(400, f"{name}/{kind}"), count, **sampling) for kind, sampling in STATEFUL.items())
+    )
+    return [text for text, _ in answers]
+
+
+async def moved_thrice(
+    client: Client, name: str, count: int, at: list[int]
+) -> list[tuple[Answer, list[dict[str, Any]]]]:
+    """The same requests once more, each ordered to move when it has had `at[i]` tokens."""
+    return await asyncio.gather(
+        *(
+            moved(client, f"{name}-{i}", prompt(400, f"{name}/{kind}"), count, at, ["kv", "tokens", "kv"], **sampling)
+            for i, (kind, sampling) in enumerate(STATEFUL.items())
         )
+    )
+
+
+async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(application: Application) -> None:
+    async with application.client() as client:
+        want = await unmoved(client, "stateful", 540)
+        answers = await moved_thrice(client, "stateful", 540, [1, 100, 200])
         await client.idle()
-    assert [r["outcome"] for r in records] == ["committed"] * 3
-    assert answer.text == want
+    for kind, text, (answer, records) in zip(STATEFUL, want, answers, strict=True):
+        assert [r["outcome"] for r in records] == ["committed"] * 3, (kind, records)
+        assert answer.text == text, (kind, records)
 
 
-@pytest.mark.parametrize("sampling", STATEFUL.values(), ids=STATEFUL)
-async def test_request_that_the_target_does_not_adopt_continues_at_its_source(
-    application: Application, sampling: dict[str, Any]
-) -> None:
+async def test_request_that_the_target_does_not_adopt_continues_at_its_source(application: Application) -> None:
     """The source has taken it out of its engine by then."""
-    tokens = prompt(400, f"refused/{sorted(sampling)}")
     async with application.client() as client:
-        want, _ = await client.complete(tokens, 200, **sampling)
+        want = await unmoved(client, "refused", 200)
         faults.write(application.faults, "shared", refuse=True)
-        answer, records = await moved(
-            client, f"refused-{len(sampling)}", tokens, 200, [20, 80, 100], ["kv", "tokens", "kv"], **sampling
-        )
+        answers = await moved_thrice(client, "refused", 200, [20, 80, 100])
         await client.idle()
-    assert [(r["outcome"], r["cause"]) for r in records] == [("aborted", "no_room")] * 3
-    assert answer.text == want
+    for kind, text, (answer, records) in zip(STATEFUL, want, answers, strict=True):
+        assert [(r["outcome"], r["cause"]) for r in records] == [("aborted", "no_room")] * 3, (kind, records)
+        assert answer.text == text, (kind, records)
 
 
 async def test_a_seeded_prompt_in_many_pieces_does_not_end_its_engine(application: Application) -> None:

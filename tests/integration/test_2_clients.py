@@ -66,10 +66,10 @@ async def openai_client(application: Application) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_a_response_and_its_stream_which_moves(application: Application, openai_client: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "input": "Blocks move", "max_output_tokens": 900, "temperature": 0}
+    asked: Any = {"model": MODEL, "input": "Blocks move", "max_output_tokens": 600, "temperature": 0}
     asked |= {"extra_body": {"ignore_eos": True}}
     whole: Any = await openai_client.responses.create(**asked)
-    assert whole.status == "incomplete" and whole.usage is not None and whole.usage.output_tokens == 900
+    assert whole.status == "incomplete" and whole.usage is not None and whole.usage.output_tokens == 600
     async with application.client() as client:
         await two_run(client)
     labelled: Any = {"extra_headers": {"X-Request-Id": "responding"}}
@@ -119,7 +119,7 @@ async def anthropic_client(application: Application) -> AsyncIterator[AsyncAnthr
 
 
 async def test_a_message_and_its_stream_which_moves(application: Application, anthropic_client: AsyncAnthropic) -> None:
-    asked: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 1500, "system": "Be brief.", **GREEDY}
+    asked: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 800, "system": "Be brief.", **GREEDY}
     whole = await anthropic_client.messages.create(**asked)
     (block,) = whole.content
     assert block.type == "text" and whole.stop_reason in ("max_tokens", "end_turn")

@@ -47,7 +47,7 @@ async def move_while(client: Client, asking: "asyncio.Task[Any]", label: str, ti
 async def test_a_stop_string_ends_a_request_that_has_moved(application: Application) -> None:
     async with application.client() as client:
         await two_run(client)
-        body = {"prompt": prompt(30, "stop"), "max_tokens": 1200, **STEADY}
+        body = {"prompt": prompt(30, "stop"), "max_tokens": LONG, **STEADY}
         whole = await ask(client, body, "stop-whole")
         text = whole["choices"][0]["text"]
         stop = text[len(text) * 2 // 3 :][:12]

@@ -123,19 +123,22 @@ MOVABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("by", "path", "body"), MOVABLE.values(), ids=MOVABLE)
-async def test_a_moved_request_has_the_answer_of_an_unmoved_one(
-    application: Application, by: str, path: str, body: dict[str, Any]
-) -> None:
+async def test_moved_requests_have_the_answers_of_unmoved_ones(application: Application) -> None:
+    """All kinds run at once."""
     async with application.client() as client:
-        label = f"moved by {by}".replace(" ", "-")
-        unmoved = await answer(client, path, body, "unmoved")
-        asking = asyncio.create_task(answer(client, path, body, label))
-        await under_way(client, label, 20)
-        accepted = await client.move(label, path=by)
-        assert accepted.status_code == 202, accepted.text
-        assert (await client.outcome(accepted.json()["id"]))["outcome"] == "committed"
-        assert await asking == unmoved
-        if "min_tokens" in body:
-            assert unmoved[1] == "stop" and 350 < unmoved[2] < LONG
+
+        async def moved(by: str, path: str, body: dict[str, Any], label: str) -> Any:
+            asking = asyncio.create_task(answer(client, path, body, label))
+            await under_way(client, label, 20)
+            accepted = await client.move(label, path=by)
+            assert accepted.status_code == 202, accepted.text
+            assert (await client.outcome(accepted.json()["id"]))["outcome"] == "committed"
+            return await asking
+
+        unmoved = await asyncio.gather(*(answer(client, path, body, "unmoved") for _, path, body in MOVABLE.values()))
+        asked = (moved(*kind, label=f"moved-{number}") for number, kind in enumerate(MOVABLE.values()))
+        for kind, before, after in zip(MOVABLE.values(), unmoved, await asyncio.gather(*asked), strict=True):
+            assert after == before, kind
+            if "min_tokens" in kind[2]:
+                assert before[1] == "stop" and 350 < before[2] < LONG
         await client.idle()

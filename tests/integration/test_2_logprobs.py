@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from tests.integration.application import Application, Client, eventually, prompt, request
 
 LONG = 600
@@ -27,6 +25,11 @@ BODIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "logprobs": True,
             "top_logprobs": 20,
         },
+    ),
+    "two choices": (
+        "kv",
+        COMPLETIONS,
+        request(prompt(20, "two"), LONG, n=2, logprobs=1, temperature=1, seed=7),
     ),
 }
 
@@ -84,32 +87,29 @@ def compare(one: Any, other: Any) -> None:
         assert farthest([ours[key] for key in shared], [theirs[key] for key in shared]) < NOISE
 
 
-@pytest.mark.parametrize(("by", "path", "body"), BODIES.values(), ids=BODIES)
-async def test_a_moved_answer_has_the_logprobs_of_an_unmoved_one(
-    application: Application, by: str, path: str, body: dict[str, Any]
-) -> None:
+async def test_moved_answers_have_the_logprobs_of_unmoved_ones(application: Application) -> None:
+    """All requests run at once; of two choices, one moves."""
     async with application.client() as client:
-        label = f"scored-{by}"
-        (unmoved,) = await answer(client, path, body, "unmoved")
-        asking = asyncio.create_task(answer(client, path, body, label))
-        (request_id,) = await under_way(client, label, 1)
-        await moved(client, request_id, by)
-        (moved_choice,) = await asking
-        compare(moved_choice, unmoved)
-        assert min(flat(unmoved)[1]) < -0.1, "a model that is always sure would prove nothing"
-        await client.idle()
 
+        async def unmoved(path: str, body: dict[str, Any]) -> list[Any]:
+            return await answer(client, path, body, "unmoved")
 
-async def test_one_of_two_choices_moves(application: Application) -> None:
-    async with application.client() as client:
-        body = request(prompt(20, "two"), LONG, n=2, logprobs=1, temperature=1, seed=7)
-        unmoved = await answer(client, COMPLETIONS, body, "unmoved")
-        asking = asyncio.create_task(answer(client, COMPLETIONS, body, "two"))
-        one, _ = await under_way(client, "two", 2)
-        await moved(client, one, "kv")
-        for choice, same in zip(await asking, unmoved, strict=True):
-            assert (choice["index"], choice["text"]) == (same["index"], same["text"])
-            compare(choice, same)
+        async def moving(by: str, path: str, body: dict[str, Any], label: str) -> list[Any]:
+            asking = asyncio.create_task(answer(client, path, body, label))
+            first, *_ = await under_way(client, label, body.get("n", 1))
+            await moved(client, first, by)
+            return await asking
+
+        want = await asyncio.gather(*(unmoved(path, body) for _, path, body in BODIES.values()))
+        given = await asyncio.gather(
+            *(moving(*body, label=f"scored-{number}") for number, body in enumerate(BODIES.values()))
+        )
+        for name, choices, same in zip(BODIES, given, want, strict=True):
+            assert len(choices) == len(same) == BODIES[name][2].get("n", 1)
+            for choice, before in zip(choices, same, strict=True):
+                assert choice["index"] == before["index"]
+                compare(choice, before)
+                assert min(flat(before)[1]) < -0.1, "a model that is always sure would prove nothing"
         await client.idle()
 
 
