@@ -40,27 +40,33 @@ async def home(client: Client) -> dict[str, Any]:
     return max(await client.running(), key=lambda r: len(r["requests"]))
 
 
-async def lost_and_replaced(client: Client, lost: dict[str, Any]) -> None:
-    """Wait until streams went on without the replica, another runs in its place, and all its processes are gone."""
+async def lost(client: Client, replica: dict[str, Any]) -> None:
+    """Wait until streams went on without the replica, and all its processes are gone."""
 
     async def reported() -> bool:
         found = await client.migrations()
         return any(
-            m["source"] == lost["id"] and m["path"] == "tokens" and m["reason"].startswith("replica lost")
+            m["source"] == replica["id"] and m["path"] == "tokens" and m["reason"].startswith("replica lost")
             for m in found
         )
 
-    async def two() -> bool:
-        ids = [r["id"] for r in await client.running()]
-        return len(ids) >= 2 and lost["id"] not in ids
-
     async def gone() -> bool:
-        return not any(psutil.pid_exists(pid) for pid in lost["pids"])
+        return not any(psutil.pid_exists(pid) for pid in replica["pids"])
 
     await eventually(reported)
+    await eventually(gone, within_s=60)
+
+
+async def lost_and_replaced(client: Client, replica: dict[str, Any]) -> None:
+    """Wait until streams went on without the replica, another runs in its place, and all its processes are gone."""
+
+    async def two() -> bool:
+        ids = [r["id"] for r in await client.running()]
+        return len(ids) >= 2 and replica["id"] not in ids
+
+    await lost(client, replica)
     await eventually(two, within_s=180)
     await client.idle()
-    await eventually(gone, within_s=60)
 
 
 async def test_streams_survive_the_death_of_the_scheduler(application: Application) -> None:
@@ -110,7 +116,9 @@ async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_i
         await lost_and_replaced(client, target)
 
 
-ELSEWHERE = pytest.mark.skipif(not LONG, reason="the differential tests kill a core, and the split replicas' a worker")
+ELSEWHERE = pytest.mark.skipif(
+    not LONG, reason="tests of other files kill a core, a worker of split replicas, and a fork server without a replica"
+)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ ELSEWHERE = pytest.mark.skipif(not LONG, reason="the differential tests kill a c
     [
         pytest.param("engine core", marks=ELSEWHERE),
         pytest.param("worker", marks=ELSEWHERE),
-        "fork server",
+        pytest.param("fork server", marks=ELSEWHERE),
         "engine core that stands still",
     ],
 )

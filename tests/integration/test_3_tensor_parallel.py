@@ -20,7 +20,7 @@ from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved, reference
 from tests.integration.test_3_failures import home, lost_and_replaced
 
-MOVES = 40 if LONG else 8
+MOVES, OUTPUT = (40 if LONG else 8), 120
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 7}]
 
 
@@ -37,21 +37,15 @@ async def test_replica_lists_both_workers(split: Application) -> None:
 
 
 async def test_moves_both_ways_change_nothing(split: Application) -> None:
-    """Greedy and seeded, by KV and by tokens, over both transports."""
+    """Greedy and seeded at once, by KV and by tokens, over both transports."""
     assert row("`tensor_parallel_size`").how is How.KV
     draw = random.Random(20261122)
     committed: Counter[tuple[str, str]] = Counter()
     loads = 0
 
-    async def journey(number: int) -> int:
+    async def journey(name: str, at: list[int], paths: list[str], sampling: dict[str, Any], want: str) -> int:
         """One request, which is moved forth and back; the blocks that it brings to its first target."""
-        faults.write(split.faults, ("collective", "shared")[number % 2])
-        sampling = SAMPLINGS[number // 2 % 2]
-        tokens, at = prompt(draw.randrange(2 * BLOCK, 12 * BLOCK), f"split/{number}"), sorted(draw.sample(range(80), 2))
-        await client.settle()  # so that both runs begin on the same replica, and the other one has no blocks
-        want, _ = await client.complete(tokens, 120, **sampling)
-        paths = ["kv", draw.choice(["kv", "tokens"])]
-        answer, records = await moved(client, f"split-{number}", tokens, 120, at, paths, **sampling)
+        answer, records = await moved(client, f"split-{name}", prompts[name], OUTPUT, at, paths, **sampling)
         assert answer.text == want, (sampling, records)
         assert len(set(want.split())) > 20, "the model repeats itself: equality would prove nothing"
         committed.update((r["source"], r["path"]) for r in records if r["outcome"] == "committed")
@@ -59,8 +53,20 @@ async def test_moves_both_ways_change_nothing(split: Application) -> None:
 
     async with split.client() as client:
         before = sum(r["kv_blocks_loaded"] for r in await client.running())
-        for number in range(MOVES // 2):
-            loads += await journey(number)
+        for number in range(MOVES // 4):
+            faults.write(split.faults, ("collective", "shared")[number % 2])
+            names = [f"{number}/{kind}" for kind in range(len(SAMPLINGS))]
+            prompts = {name: prompt(draw.randrange(2 * BLOCK, 12 * BLOCK), f"split/{name}") for name in names}
+            await client.settle()  # so that all runs begin on the same replica, and the other one has no blocks
+            wanted = await asyncio.gather(
+                *(client.complete(prompts[n], OUTPUT, **kind) for n, kind in zip(names, SAMPLINGS, strict=True))
+            )
+            await client.settle()
+            journeys = (
+                journey(name, sorted(draw.sample(range(80), 2)), ["kv", draw.choice(["kv", "tokens"])], kind, want)
+                for name, kind, (want, _) in zip(names, SAMPLINGS, wanted, strict=True)
+            )
+            loads += sum(await asyncio.gather(*journeys))
         await client.idle()
         read = sum(r["kv_blocks_loaded"] for r in await client.running()) - before
     assert committed.total() >= 0.75 * MOVES and len({source for source, _ in committed}) == 2, committed
@@ -68,21 +74,29 @@ async def test_moves_both_ways_change_nothing(split: Application) -> None:
     assert read >= loads > 0, "moved blocks were not read"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-async def test_corrupted_shard_of_one_worker_changes_the_output(split: Application, rank: int) -> None:
-    tokens = prompt(400, f"corrupt/{rank}")
+async def test_corrupted_shard_of_one_worker_changes_the_output(split: Application) -> None:
+    """Of either worker."""
+    prompts = [prompt(400, f"corrupt/{rank}") for rank in (0, 1)]
     async with split.client() as client:
         await client.settle()
-        want = await reference(client, tokens, 150)
-        faults.write(split.faults, "shared", Fault.CORRUPT, rank=rank)
-        before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
-        answer, (record,) = await moved(client, f"corrupt-{rank}", tokens, 150, [10], ["kv"])
-        assert (record["outcome"], record["path"]) == ("committed", "kv")
-        await loaded(client, record["target"], before, record["blocks"])
-    assert answer.text != want
+        wanted = await asyncio.gather(*(reference(client, tokens, 80) for tokens in prompts))
+        for rank, (tokens, want) in enumerate(zip(prompts, wanted, strict=True)):
+            await client.settle()
+            faults.write(split.faults, "shared", Fault.CORRUPT, rank=rank)
+            before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
+            answer, (record,) = await moved(client, f"corrupt-{rank}", tokens, 80, [10], ["kv"])
+            assert (record["outcome"], record["path"]) == ("committed", "kv")
+            await loaded(client, record["target"], before, record["blocks"])
+            assert answer.text != want, rank
 
 
-@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.SILENT,
+        pytest.param(Fault.FAIL, marks=pytest.mark.skipif(not LONG, reason="as a silent one, but for the time-out")),
+    ],
+)
 async def test_failed_transfer_of_one_shard_fails_the_chunk(split: Application, fault: Fault) -> None:
     tokens = prompt(400, f"one-shard/{fault}")
     async with split.client() as client:
@@ -115,6 +129,7 @@ async def three_streams(client: Client, name: str) -> AsyncIterator[None]:
     assert [a.text for a in answers] == want
 
 
+@pytest.mark.skipif(not LONG, reason="starts another engine; requests with images lose a worker, too")
 async def test_streams_survive_the_death_of_one_worker(split: Application) -> None:
     async with split.client() as client:
         async with three_streams(client, "one-worker"):

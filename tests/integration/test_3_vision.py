@@ -24,7 +24,8 @@ from tests.integration.asking import OrderedMove, ask, ask_all, ask_and_move, si
 from tests.integration.conftest import SPLIT_KWARGS, THINKING_KWARGS, Stage, free_port
 from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded
-from tests.integration.test_3_failures import home
+from tests.integration.test_3_failures import home, lost
+from tests.integration.test_3_tensor_parallel import three_streams
 from tests.tinyvision import MARKS, data_url, ensure_tiny_vision
 
 IMAGES = row("Images (Qwen-VL, LLaVA, PaddleOCR-VL)")
@@ -181,18 +182,21 @@ async def test_placeholders_in_texts_end_no_engine(split: Application) -> None:
         await client.idle()
 
 
-async def test_the_death_of_a_replica_changes_no_answer_to_images(split: Application) -> None:
-    """The last test of this application: it does not wait for the replica's successor."""
+async def test_the_death_of_one_worker_changes_no_answer(split: Application) -> None:
+    """To images, and to text. The last test of this application: it does not wait for the replica's successor."""
     known = await unmoved(split)
     async with split.client() as client:
         await two_run(client)
-        asking = [asyncio.create_task(ask(client.http, case, f"killed-{case.number}")) for case in CASES]
+        async with three_streams(client, "one-worker"):
+            asking = [asyncio.create_task(ask(client.http, case, f"killed-{case.number}")) for case in CASES]
 
-        async def decoding() -> bool:
-            return any(request["phase"] == "decode" for request in (await home(client))["requests"])
+            async def decoding() -> bool:
+                return any(request["phase"] == "decode" for request in (await home(client))["requests"])
 
-        await eventually(decoding)
-        os.kill((await home(client))["pids"][1], signal.SIGKILL)
-        answers = await asyncio.gather(*asking)
+            await eventually(decoding)
+            doomed = await home(client)
+            os.kill(doomed["pids"][3], signal.SIGKILL)
+            answers = await asyncio.gather(*asking)
+        await lost(client, doomed)
     failed = [line(c, d) for c, a in zip(CASES, answers, strict=True) for d in differences(known[c.number], a, NOISE)]
     assert not failed, "\n".join(failed)
