@@ -40,6 +40,8 @@ from policies.prefix.copies import CopyReason
 
 INGRESS = IngressId("ingress")
 BLOCK, BLOCKS = 32, 256
+CHUNK = 2 * BLOCK
+"""The most tokens of a step of the shared engines: a prompt takes many steps."""
 SIZES: Mapping[str, Any] = {"max_model_len": 1024, "num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16}
 
 

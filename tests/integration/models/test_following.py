@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.tinymodel import ensure_tiny_model
 from migration.kv.staging import HEADER
 from migration.protocol.messages import Shard
 from migration.protocol.ports import Slot
@@ -16,10 +15,8 @@ from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks
 from policies.plan import Path
 from tests.counts import scaled
-from tests.integration.models.pair import BLOCK, EnginePair, pair_of_engines, prompt_of
+from tests.integration.models.pair import BLOCK, CHUNK, EnginePair, prompt_of
 
-CHUNK = 2 * BLOCK
-"""The most tokens of a step: a prompt takes many."""
 HANDOVERS, AT_ONCE = scaled(60), 3
 NOISY = 6 * CHUNK + 5
 """The tokens of a prompt with a noisy block."""
@@ -33,11 +30,11 @@ KINDS: tuple[dict[str, Any], ...] = (
 """Greedy and seeded sampling, penalties, logprobs, and a grammar."""
 
 
-async def test_requests_move_during_their_prefill() -> None:
-    async with pair_of_engines(str(ensure_tiny_model()), max_num_batched_tokens=CHUNK) as pair:
-        await moved_requests_give_what_unmoved_ones_give(pair)
-        for index in (0, NOISY // BLOCK - 1):
-            await noise_in_one_block_changes_the_output(pair, index)
+@pytest.mark.asyncio(loop_scope="package")
+async def test_requests_move_during_their_prefill(two_engines: EnginePair) -> None:
+    await moved_requests_give_what_unmoved_ones_give(two_engines)
+    for index in (0, NOISY // BLOCK - 1):
+        await noise_in_one_block_changes_the_output(two_engines, index)
 
 
 async def forget(pair: EnginePair) -> None:
