@@ -95,7 +95,7 @@ def best_of_all(found: Figures) -> Finding:
 
 
 def returns_pay(found: Figures) -> Finding:
-    """What returns to the prefill instance is found there: more of the prompts, and sooner first tokens."""
+    """With returns, the prefill instance finds more of the prompts, and first tokens come sooner."""
     held, texts = [], []
     for rate in RATES["sharegpt_like"]:
         without, returned = (found[PaperCase(setting, "sharegpt_like", rate)] for setting in STEPS[1:])
