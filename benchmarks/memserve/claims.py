@@ -21,7 +21,7 @@ _PROMPT = 256
 
 @dataclass(frozen=True, slots=True)
 class PaperClaim:
-    """A statement of the paper, and its measurement; they are in sections 8.3 and 8.4 unless it says so."""
+    """A statement of the paper, and its measurement; most are in sections 8.3 and 8.4."""
 
     text: str
     find: Callable[[Figures], Finding]
