@@ -535,7 +535,8 @@ async def test_hold_loads_first_what_only_the_host_has(dram: int, free: int, loa
         assert len(request.prompt_token_ids) == 7 * 16 + 1 and not holding.done(), "the hold comes behind the load"
         await core.step(EngineCoreOutput("h-in", [1], finish_reason=FinishReason.LENGTH))
         await settle()
-    assert await holding == 7
+    async with asyncio.timeout(5):
+        assert await holding == 7
     sent = [request.sampling_params.extra_args["kv_transfer_params"] for request in core.requests]
     assert [each["mell_load"] for each in sent if "mell_load" in each] == loads
     assert [each["mell_hold"] for each in sent if "mell_hold" in each] == ["h"]
