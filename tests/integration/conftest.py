@@ -18,7 +18,6 @@ from deployments.processes.keeper import keep
 from tests.adapters import ADAPTERS, RANK, TARGETS, make_adapter
 from tests.integration import faults
 from tests.integration.application import Application
-from tests.integration.pooling_models import ensure_encoder
 from tests.tinyvision import ensure_tiny_vision
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,9 +55,8 @@ TURNS = {
     "application": 1,
     "updating": 2,
     "split": 2,
-    "encoder": 3,
-    "emptied": 4,
-    "emptied_without_copies": 4,
+    "encoder_run": 3,
+    "without_copies": 4,
     "to_its_end": 6,
     "disaggregated": 4,
     "paced": 5,
@@ -176,12 +174,6 @@ def split(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
-def encoder(stage: Stage) -> Application:
-    """Two replicas with an encoder, which has no KV cache."""
-    return stage.show("encoder", pooling(ensure_encoder()))
-
-
-@pytest.fixture
 def rusty(stage: Stage) -> Application:
     """As `application`, with vLLM's Rust frontend."""
     return stage.show("rust", _rust())
@@ -200,15 +192,9 @@ def disaggregated(stage: Stage) -> Application:
 
 
 @pytest.fixture
-def emptied(stage: Stage) -> Application:
-    """Two replicas that keep the pace of a GPU, until a test empties one."""
-    return stage.show("emptied", _emptied("auto"))
-
-
-@pytest.fixture
-def emptied_without_copies(stage: Stage) -> Application:
-    """As `emptied`, without copies between replicas."""
-    return stage.show("emptied_without_copies", _emptied("off"))
+def without_copies(stage: Stage) -> Application:
+    """Two replicas that keep the pace of a GPU, without copies between replicas."""
+    return stage.show("without_copies", _without_copies())
 
 
 @pytest.fixture
@@ -310,7 +296,7 @@ def _paced(recordings: Path) -> dict[str, Any]:
     return config
 
 
-def _emptied(copies: str) -> dict[str, Any]:
+def _without_copies() -> dict[str, Any]:
     config = _shipped()
     args = config["applications"][0]["args"]
     args["engine"] = "paced"
@@ -319,12 +305,12 @@ def _emptied(copies: str) -> dict[str, Any]:
     args["deployment_config"] = {"num_cpus": 0.05, "autoscaling_config": scaling}
     args["scheduler"] = {"mode": "off", "epoch_s": 0.5}
     args["ingress"] |= {"place_timeout_s": 10.0, "frontend_kwargs": CACHED_KWARGS}
-    args["cache"] = {"copies": copies}
+    args["cache"] = {"copies": "off"}
     return config
 
 
 def _disaggregated() -> dict[str, Any]:
-    config = _emptied("off")
+    config = _without_copies()
     args = config["applications"][0]["args"]
     args["engine_kwargs"] |= {"max_num_batched_tokens": 256, "prefill_tokens_per_s": 1000.0}
     args["deployment_config"]["autoscaling_config"] = {"min_replicas": 3, "max_replicas": 3}

@@ -1,4 +1,7 @@
-"""Replicas that stop leave their caches to those that stay: the next turn of a conversation finds its beginning."""
+"""Replicas that stop leave their caches to those that stay: the next turn of a conversation finds its beginning.
+
+`test_6_nodes` has paced engines for this.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -7,8 +10,7 @@ import pytest
 
 from tests.counts import LONG
 from tests.integration.application import BLOCK, Application, Client, eventually, prompt, total
-from tests.integration.serving import stop_replica
-from tests.integration.test_4_caching import cached, held_tokens, holders
+from tests.integration.test_4_caching import cached, held_tokens
 
 FIRST = 6 * BLOCK + 8
 """Tokens of the first prompt; the last 8 are never cached."""
@@ -27,12 +29,10 @@ async def after_closing(
     await client.settle()
     _, before = await client.complete(second, 5, **extra)
     await client.settle()
+    found = await client.http.post("/mell/cache/match", json={"prompt": first, **extra})
+    (donor,) = (r["id"] for r in found.json()["replicas"] if r["tokens"]["hbm"])
     if "cache_salt" in extra:
-        found = await client.http.post("/mell/cache/match", json={"prompt": first, **extra})
-        donor = next(r["id"] for r in found.json()["replicas"] if r["tokens"]["hbm"])
         assert not any((await held_tokens(client, first)).values()), "found without the salt"
-    else:
-        donor, _ = await holders(client, first)
     if stop is not None:
         await stop(donor)
     else:
@@ -52,24 +52,9 @@ async def copies(client: Client, outcome: str) -> float:
     return total(await client.metrics(), "mell_cache_copies_total", reason="evacuate", outcome=outcome)
 
 
-async def test_caches_survive_a_stop_by_serve_and_a_drain(emptied: Application) -> None:
-    """Serve stops a replica for a redeployment, for its own scale-down, and with a node that is drained."""
-    async with emptied.client() as client:
-        assert await after_closing(client, "stopped", stop_replica) == (6 * BLOCK, 6 * BLOCK)
-        stopped = await copies(client, "done")
-        assert stopped >= 1 and await copies(client, "aborted") == 0
-
-        async def replaced() -> bool:
-            return len(await client.running()) == 2
-
-        await eventually(replaced, within_s=60)
-        assert await after_closing(client, "drained") == (6 * BLOCK, 6 * BLOCK)
-        assert await copies(client, "done") > stopped and await copies(client, "aborted") == 0
-
-
 @pytest.mark.skipif(not LONG, reason="starts another application")
-async def test_caches_end_with_their_replica_if_copies_are_off(emptied_without_copies: Application) -> None:
-    async with emptied_without_copies.client() as client:
+async def test_caches_end_with_their_replica_if_copies_are_off(without_copies: Application) -> None:
+    async with without_copies.client() as client:
         assert await after_closing(client, "lost") == (6 * BLOCK, 0)
         assert await copies(client, "done") == 0
 

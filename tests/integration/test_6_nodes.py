@@ -20,9 +20,11 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from tests.counts import LONG
-from tests.integration.application import Application, Client, eventually
-from tests.integration.conftest import ROOT, Stage
+from tests.integration.application import BLOCK, Application, Client, eventually
+from tests.integration.conftest import CACHED_KWARGS, ROOT, Stage
+from tests.integration.serving import stop_replica
 from tests.integration.test_4_closed_loop import Streams, replicas, scene, until
+from tests.integration.test_4_evacuation import after_closing, copies
 
 HEAD = "127.0.1.1"
 """Not 127.0.0.1, which Ray takes for the machine's address towards others."""
@@ -140,6 +142,7 @@ def config(transport: str) -> dict[str, Any]:
             "autoscaling_config": {"min_replicas": 2, "max_replicas": 2},
         },
         "migration": {"transport": transport, "slot_mib": 1},
+        "ingress": application["args"]["ingress"] | {"frontend_kwargs": CACHED_KWARGS},
         "scheduler": {"policy": "pack:evenness=0.1", "epoch_s": 0.5, "cooldown_s": 1.0, "manual_cooldown_s": 1.0},
     }
     return shipped
@@ -258,6 +261,18 @@ async def test_a_node_that_dies_costs_a_pause(nodes: Nodes, spread: Application)
         await streams.end()
         reasons = {m["label"]: m["reason"] for m in await client.migrations() if m["source"] == both[0]}
         assert all(reasons[label].startswith("replica lost") for label in lost)
+
+
+async def test_a_replica_that_stops_leaves_its_cache_to_the_other_node(nodes: Nodes, spread: Application) -> None:
+    """Serve stops a replica for a redeployment, for its own scale-down, and with a node that is drained."""
+    async with two(nodes, spread) as (client, _, _):
+        done, aborted = [await copies(client, outcome) for outcome in ("done", "aborted")]
+        assert await after_closing(client, "stopped", stop_replica) == (6 * BLOCK, 6 * BLOCK)
+        stopped = await copies(client, "done")
+        assert stopped > done and await copies(client, "aborted") == aborted
+        await until(client, lambda now: len(now) == 2, 60)
+        assert await after_closing(client, "drained") == (6 * BLOCK, 6 * BLOCK)
+        assert await copies(client, "done") > stopped and await copies(client, "aborted") == aborted
 
 
 @pytest.fixture

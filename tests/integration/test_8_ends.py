@@ -1,6 +1,6 @@
 """Nothing outlives its owner: what is left of a Mell that was ended in one way or another.
 
-MELL_TEST_LONG adds ways, a standby and a standing cluster, and repeats each.
+`test_8_pooling` ends a `serve run`. MELL_TEST_LONG adds ways, a standby and a standing cluster, and repeats each.
 """
 
 import contextlib
@@ -9,11 +9,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import pytest
 import yaml
 
 from app.tinymodel import ensure_tiny_model
-from deployments.processes.ending import GUARD
 from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.guard import ORPHAN_S
 from deployments.processes.table import (
@@ -30,161 +28,32 @@ from deployments.processes.table import (
     ProcessIdentity,
     command_line,
     descendants,
-    entry_of,
     is_running,
     running,
 )
 from tests.counts import LONG
 from tests.integration.conftest import ROOT, START_LIMIT_S, Stage, free_port
+from tests.integration.runs import (
+    AGENTS,
+    COMMANDS,
+    ENVIRONMENT,
+    LAUNCHER,
+    MELL_SERVE,
+    SERVE_RUN,
+    WITHIN_S,
+    Left,
+    Run,
+    answers,
+    called,
+    wait_until,
+)
 
-WITHIN_S = 15.0
 REPEATS = range(5 if LONG else 1)
-LAUNCHER, SERVE_RUN, MELL_SERVE = "make serve", "serve run", "mell serve"
-COMMANDS = {
-    LAUNCHER: [sys.executable, "-m", "app.serve", "--with-parent"],
-    SERVE_RUN: [str(Path(sys.executable).parent / "serve"), "run"],
-    MELL_SERVE: [sys.executable, "-P", "-m", "app.cli", "serve"],
-}
 FLAGS = (
     "--max_model_len 700 --num-gpu-blocks-override 64 --max-num-seqs 4 --uvicorn-log-level warning "
     "--fingerprint-mode custom --fingerprint-value mine"
 )
 KEY = {"Authorization": "Bearer secret"}
-AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's agents, which first report the death of their raylet: they give up after a minute if the GCS is dead, too."""
-ENVIRONMENT = {
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "PYTHONPATH": str(ROOT),
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
-}
-
-
-class Run:
-    """A Mell that is started as a user does it, in a process group of its own."""
-
-    def __init__(
-        self, command: Sequence[str], port: int, folder: Path, cwd: Path = ROOT, environment: Mapping[str, str] = {}
-    ) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self._command, self._log, self._cwd = command, folder / "serve.log", cwd
-        self._environment = {**os.environ, **ENVIRONMENT, **environment}
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("w") as output:
-            self.process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=self._cwd,
-                process_group=0,
-            )
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text()
-
-    def healthy(self) -> bool:
-        assert self.process.poll() is None, self.output
-        return answers(self.url)
-
-    def replicas(self) -> list[dict[str, Any]]:
-        """The engine replicas in its state."""
-        state: dict[str, Any] = httpx.get(f"{self.url}/mell/state", trust_env=False).json()
-        return list(state["replicas"])
-
-    def standby(self) -> ProcessIdentity | None:
-        """Its idle Ray worker with a fork server, if there is one."""
-        idle = {entry.pid: entry.identity for entry in self.below() if command_line(entry.pid).startswith("ray::IDLE")}
-        servers = (entry for entry in self.below() if FORK_SERVER in command_line(entry.pid))
-        return next((idle[entry.parent] for entry in servers if entry.parent in idle), None)
-
-    def signal_group(self, number: signal.Signals) -> None:
-        os.killpg(self.process.pid, number)
-
-    def below(self) -> list[ProcessEntry]:
-        """All that was started and has not lost its parent."""
-        return descendants(self.process.pid)
-
-    def has(self, name: str) -> bool:
-        return any(called(entry, name) for entry in self.below())
-
-    def kill(self, *names: str) -> None:
-        """SIGKILL to those of its processes, as quickly as can be."""
-        itself = filter(None, [entry_of(self.process.pid)])
-        below = [*self.below(), *itself]
-        for entry in [e for name in names for e in below if called(e, name)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(entry.pid, signal.SIGKILL)
-
-
-class Left:
-    """The leftovers of a run since this was made: processes, also those in the same process groups, and memory."""
-
-    def __init__(self, run: Run) -> None:
-        below = run.below()
-        guards = (
-            entry for entry in running() if any(f"{GUARD} {e.identity} " in command_line(entry.pid) for e in below)
-        )
-        self._processes = {entry.identity for entry in (*below, *guards)}
-        self._groups = {entry.pid for entry in below if entry.pid == entry.group} | {run.process.pid}
-        maps = [line for entry in below for line in mappings(entry.pid)]
-        self._memory = {Path(line.split(maxsplit=5)[5]) for line in maps if " /dev/shm/" in line}
-
-    def processes(self) -> list[ProcessEntry]:
-        return [e for e in running() if e.identity in self._processes or e.group in self._groups]
-
-    def nothing(self, except_for: Sequence[str] = ()) -> bool:
-        return not self.memory() and all(command_line(e.pid).strip() in except_for for e in self.processes())
-
-    def memory(self) -> list[Path]:
-        return [path for path in self._memory if path.exists()]
-
-    def clear(self) -> None:
-        for entry in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(entry.pid, signal.SIGKILL)
-
-    def wait(self, except_for: Sequence[str] = ()) -> None:
-        try:
-            wait_until(
-                lambda: self.nothing(except_for),
-                WITHIN_S,
-                lambda: (list(map(shown, self.processes())), self.memory()),
-            )
-        finally:
-            self.clear()
-
-
-def mappings(pid: int) -> list[str]:
-    """The lines of a process's memory map; none if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return []
-
-
-def answers(url: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200
-    return False
-
-
-def called(entry: ProcessEntry, name: str) -> bool:
-    return name in entry.name or name in command_line(entry.pid)
-
-
-def shown(entry: ProcessEntry) -> str:
-    return f"{entry.pid} {command_line(entry.pid)[:80]}"
-
-
-def wait_until(condition: Callable[[], bool], within_s: float, about: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, about()
-        time.sleep(0.1)
-
 
 Start = Callable[[Callable[[Path, str], Run], str], Run]
 
@@ -201,10 +70,7 @@ def start(tmp_path: Path, stage: Stage) -> Iterator[Start]:
 
     yield started
     for run in runs:
-        left = Left(run)
-        run.process.kill()
-        left.clear()
-        run.process.wait()
+        run.close()
 
 
 def configured(folder: Path, command: str, **args: Any) -> Run:
@@ -308,24 +174,23 @@ def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, at
     ends_on_sigterm(run, Stream(run.url, 600))
 
 
+@pytest.mark.skipif(not LONG, reason="the tests of pooling models end a `serve run`; guard and keeper have tests")
 @pytest.mark.parametrize("attempt", REPEATS)
 @pytest.mark.parametrize(
     ("command", "end"),
     [
-        pytest.param(SERVE_RUN, lambda run: run.signal_group(signal.SIGTERM), id="serve run, SIGTERM to the group"),
-        *[
-            pytest.param(command, end, id=name, marks=pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it"))
-            for command, end, name in (
-                (SERVE_RUN, lambda run: run.process.kill(), "serve run, killed"),
-                (SERVE_RUN, lambda run: run.kill("raylet/raylet", "serve run"), "serve run, killed after its raylet"),
-                (SERVE_RUN, lambda run: run.kill("ServeRepli", "serve run"), "serve run, killed after its replicas"),
-                (LAUNCHER, lambda run: run.kill("bin/serve run"), "make serve, serve run is killed"),
-                (LAUNCHER, lambda run: run.kill("raylet/raylet"), "make serve, the raylet is killed"),
-                (LAUNCHER, lambda run: run.process.kill(), "make serve, killed"),
-                (LAUNCHER, lambda run: run.kill("processes.keeper"), "make serve, keeper is killed"),
-                (LAUNCHER, lambda run: run.signal_group(signal.SIGKILL), "make serve, SIGKILL to the group"),
-            )
-        ],
+        pytest.param(command, end, id=name)
+        for command, end, name in (
+            (SERVE_RUN, lambda run: run.signal_group(signal.SIGTERM), "serve run, SIGTERM to the group"),
+            (SERVE_RUN, lambda run: run.process.kill(), "serve run, killed"),
+            (SERVE_RUN, lambda run: run.kill("raylet/raylet", "serve run"), "serve run, killed after its raylet"),
+            (SERVE_RUN, lambda run: run.kill("ServeRepli", "serve run"), "serve run, killed after its replicas"),
+            (LAUNCHER, lambda run: run.kill("bin/serve run"), "make serve, serve run is killed"),
+            (LAUNCHER, lambda run: run.kill("raylet/raylet"), "make serve, the raylet is killed"),
+            (LAUNCHER, lambda run: run.process.kill(), "make serve, killed"),
+            (LAUNCHER, lambda run: run.kill("processes.keeper"), "make serve, keeper is killed"),
+            (LAUNCHER, lambda run: run.signal_group(signal.SIGKILL), "make serve, SIGKILL to the group"),
+        )
     ],
 )
 def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None], attempt: int) -> None:
@@ -338,8 +203,9 @@ def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None],
     left.wait(except_for=AGENTS if command == SERVE_RUN else ())
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 4.0, 8.0] if LONG else [4.0])
-@pytest.mark.parametrize("command", [SERVE_RUN, LAUNCHER] if LONG else [SERVE_RUN])
+@pytest.mark.skipif(not LONG, reason="the tests of pooling models end a `serve run` while an engine starts")
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("command", [SERVE_RUN, LAUNCHER])
 def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: float) -> None:
     run = start(one_engine, command)
     wait_until(lambda: run.has(FORK_SERVER) or run.has("VLLM::"), START_LIMIT_S)

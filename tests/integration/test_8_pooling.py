@@ -1,6 +1,7 @@
 """Pooling models: vectors and scores are the model's own, whatever happens to replicas, and requests never move.
 
-MELL_TEST_LONG compares three models with vLLM's own server.
+Their application is a `serve run` without Mell's launcher, which leaves nothing behind either. MELL_TEST_LONG compares
+three models with vLLM's own server.
 """
 
 import asyncio
@@ -18,21 +19,45 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import yaml
 
 from app.tinymodel import ensure_tiny_model
 from benchmarks.servers import Rig, bare_vllm
 from deployments.engine.port import Tie
 from tests.counts import LONG
 from tests.integration.application import MODEL, Application, Client, eventually, total
-from tests.integration.conftest import Stage, free_port, pooling
+from tests.integration.conftest import START_LIMIT_S, Stage, free_port, pooling
 from tests.integration.models.rows import How, row
 from tests.integration.pooling_models import CONTEXT, ensure_encoder, ensure_reranker
+from tests.integration.runs import AGENTS, COMMANDS, SERVE_RUN, WITHIN_S, Left, Run, wait_until
 
 NOISE = 1e-4
 """Tolerance for numbers: in another batch, their sums are added up in another order."""
 QUERY = "Where do blocks move?"
 TEXTS = ["Blocks move between replicas", "the stream never breaks", "a cache is only a cache", "A"]
 VLLM = pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG=1 compares with vLLM's own server")
+
+
+@pytest.fixture(scope="module")
+def encoder_run(stage: Stage) -> Iterator[Run]:
+    """Two replicas with an encoder, which has no KV cache, under `serve run`."""
+    stage.clear()
+    config = pooling(ensure_encoder())
+    config["applications"][0]["args"]["ingress"]["port"] = (port := free_port())
+    path = stage.folder / "encoder.yaml"
+    path.write_text(yaml.safe_dump(config))
+    started = Run([*COMMANDS[SERVE_RUN], str(path)], port, stage.folder)
+    try:
+        wait_until(started.healthy, START_LIMIT_S)
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def encoder(encoder_run: Run, stage: Stage) -> Application:
+    """Its application."""
+    return Application(encoder_run.url, faults=Path(), capacity=0, folder=stage.folder)
 
 
 # --- the model itself ---------------------------------------------------------------------------------
@@ -176,6 +201,19 @@ async def busy(client: Client) -> list[dict[str, Any]]:
     return found
 
 
+async def refusal(client: Client, source: str, target: str) -> httpx.Response:
+    """The answer to an order to move one of a replica's requests that has not ended meanwhile."""
+    found: list[httpx.Response] = []
+
+    async def answered() -> bool:
+        (requests,) = (r["requests"] for r in await client.running() if r["id"] == source)
+        found[:] = [await client.move(requests[-1]["id"], target=target)] if requests else []
+        return bool(found) and found[0].status_code != 404
+
+    await eventually(answered)
+    return found[0]
+
+
 async def test_requests_stay_and_those_of_a_killed_replica_are_sent_to_another(encoder: Application) -> None:
     async with encoder.client() as client:
         calls = await flood(client, 40)
@@ -183,7 +221,7 @@ async def test_requests_stay_and_those_of_a_killed_replica_are_sent_to_another(e
         assert {r["immovable_reason"] for r in doomed["requests"]} == {str(Tie.POOLED)}
         assert not any(r["movable"] for r in doomed["requests"])
         assert doomed["capacity_tokens"] >= CONTEXT
-        order = await client.move(doomed["requests"][-1]["id"], target=other["id"])
+        order = await refusal(client, doomed["id"], other["id"])
         assert row("Pooling models (embeddings, scores, classes)").how is How.PLACED
         assert order.status_code == 422 and order.json()["error"]["message"] == Tie.POOLED, order.text
         os.kill(doomed["pids"][1], signal.SIGKILL)
@@ -194,6 +232,15 @@ async def test_requests_stay_and_those_of_a_killed_replica_are_sent_to_another(e
         made = vectors(document)
         assert len(made) == 16
         assert np.allclose(made[seed % 16], vector_of(inputs(seed)[seed % 16]), atol=NOISE)
+
+
+def test_nothing_is_left_of_serve_run(encoder_run: Run) -> None:
+    """SIGTERM to its process group, as a rule while the killed replica's successor starts."""
+    left = Left(encoder_run)
+    assert left.memory()
+    encoder_run.signal_group(signal.SIGTERM)
+    encoder_run.process.wait(WITHIN_S)
+    left.wait(except_for=AGENTS)
 
 
 # --- beside vLLM's own server -------------------------------------------------------------------------
