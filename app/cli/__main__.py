@@ -168,6 +168,22 @@ def drain(
         orders.drain(endpoint, terminal, replica, wait)
 
 
+@app.command()
+def role(
+    replica: Annotated[str, typer.Argument(help="Id of the replica.")],
+    role: Annotated[orders.RoleChoice, typer.Argument(help="The role; auto: the one that Mell assigns.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Set a replica's role in prefill and decoding.
+
+    It holds until it is taken back by auto, or the replica ends.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.set_role(endpoint, terminal, replica, role)
+
+
 @cache.command()
 def match(
     prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,

@@ -70,6 +70,10 @@ class MellEndpoint:
         """Order a drain; the answer."""
         return self._wait(self._mell.drain(replica), ordered=True)
 
+    def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
+        """Set a replica's role; the answer."""
+        return self._wait(self._mell.set_role(replica, role), ordered=True)
+
     def match(self, prompt: Mapping[str, Any]) -> tuple[MatchDocument, dict[str, Any]]:
         """`/mell/cache/match` for a body of it, as a value and as the document."""
         document = self._wait(self._mell.match(prompt), ordered=True)

@@ -1,4 +1,6 @@
-"""`mell move` and `mell drain`: give an order and, with --wait, wait until it is carried out."""
+"""`mell move`, `mell drain` and `mell role`: give an order and, with --wait, wait until it is carried out."""
+
+from enum import StrEnum
 
 from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
@@ -7,6 +9,7 @@ from app.cli.migrations import summary
 from app.cli.terminal import PATIENCE_S, WAIT_INTERVAL_S, Terminal
 from app.client.documents import ReplicaDocument
 from migration.protocol.record import MigrationRecord, Outcome
+from policies.model import Role
 
 
 def move(endpoint: MellEndpoint, terminal: Terminal, request: str, target: str | None, path: str, wait: bool) -> None:
@@ -72,3 +75,19 @@ def _wait_until_gone(endpoint: MellEndpoint, terminal: Terminal, id: str) -> Non
 
 def _progress(replica: ReplicaDocument) -> str:
     return f"{plural(len(replica.requests), 'request')} left on {replica.id}, which is {replica.state}"
+
+
+class RoleChoice(StrEnum):
+    """A role for a replica; AUTO: the one that Mell assigns."""
+
+    PREFILL = Role.PREFILL
+    DECODE = Role.DECODE
+    BOTH = Role.BOTH
+    AUTO = "auto"
+
+
+def set_role(endpoint: MellEndpoint, terminal: Terminal, replica: str, role: RoleChoice) -> None:
+    """Set a replica's role."""
+    answer = endpoint.set_role(replica, None if role is RoleChoice.AUTO else role)
+    terminal.show(f"{replica}: " + ("Mell assigns its role" if role is RoleChoice.AUTO else f"its role is {role}"))
+    terminal.write(answer)

@@ -142,9 +142,11 @@ def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
 
 
 def styled_state(replica: ReplicaDocument) -> Text:
-    """A replica's state in its colour, with its role if it has one."""
+    """A replica's state in its colour, with its role if it has one; in brackets the role that an operator has set."""
     style = next((style for state, style in _STATES.items() if state == replica.state), "cyan")
     role = f" {replica.role}" if replica.role != Role.BOTH else ""
+    if replica.role_by_hand is not None:
+        role += f" [{replica.role_by_hand}]"
     return Text.assemble((replica.state, style), role)
 
 

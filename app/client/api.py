@@ -131,6 +131,10 @@ class ApiClient:
         """Order a drain of a replica; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/drain", _object)
 
+    async def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
+        """Set a replica's role, or with None have Mell assign it again; the answer."""
+        return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/role", _object, {"role": role})
+
     async def match(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """The placement that a prompt would get: the document at `/mell/cache/match`, for a body of it."""
         return await self._call("POST", MATCH, _object, prompt)

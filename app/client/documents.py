@@ -38,7 +38,7 @@ class RequestDocument:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDocument:
-    """A replica; tokens count KV cache entries, 0 while it starts."""
+    """A replica; tokens count KV cache entries, 0 while it starts. `role_by_hand` is what an operator has set."""
 
     id: str
     state: str
@@ -48,6 +48,7 @@ class ReplicaDocument:
     preemptions: int
     requests: tuple[RequestDocument, ...]
     role: str = Role.BOTH
+    role_by_hand: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -295,6 +296,7 @@ def _replica(item: Mapping[str, Any]) -> ReplicaDocument:
         preemptions=int(item["preemptions"]),
         requests=tuple(_request(request) for request in item["requests"]),
         role=str(item.get("role", Role.BOTH)),
+        role_by_hand=item.get("role_by_hand"),
     )
 
 

@@ -46,7 +46,7 @@ from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId, RequestSpec
-from policies.model import ReplicaId
+from policies.model import ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
 
@@ -210,6 +210,10 @@ class IngressBackend:
     async def drain(self, replica: str) -> MoveAnswer:
         """See `Backend.drain`."""
         return await self._order(lambda scheduler: scheduler.drain(replica))
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """See `Backend.set_role`."""
+        return await self._order(lambda scheduler: scheduler.set_role(replica, role))
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         """See `Backend.match`."""

@@ -23,7 +23,7 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
-from policies.model import Blocks, ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
 
@@ -259,6 +259,10 @@ class OperatorApi(Protocol):
 
     async def drain(self, replica: str) -> MoveAnswer:
         """Empty a replica and stop it."""
+        ...
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """Set a replica's role; with None, the scheduler assigns it again."""
         ...
 
     async def match(self, arrival: Arrival) -> dict[str, Any]:

@@ -37,12 +37,15 @@ class ReplicaReport:
     records: tuple[MigrationRecord, ...] = ()
 
 
-def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges(), role: Role = Role.BOTH) -> dict[str, Any]:
-    """A replica's entry in `/mell/state`."""
+def replica_json(
+    load: ReplicaLoad, gauges: Gauges = Gauges(), role: Role = Role.BOTH, by_hand: Role | None = None
+) -> dict[str, Any]:
+    """A replica's entry in `/mell/state`. `by_hand` is the role that an operator has set."""
     return {
         "id": load.id,
         "state": load.state,
         "role": role,
+        "role_by_hand": by_hand,
         "node": load.node,
         "pids": list(gauges.pids),
         "capacity_tokens": load.capacity_tokens,

@@ -30,7 +30,7 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
-from policies.model import Blocks, ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
 log = logging.getLogger("ray.serve")
@@ -312,6 +312,10 @@ class SchedulerStub:
     async def drain(self, replica: str) -> MoveAnswer:
         """See `OperatorApi.drain`."""
         return await self._call(SchedulerApi.drain, replica)
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """See `OperatorApi.set_role`."""
+        return await self._call(SchedulerApi.set_role, replica, role)
 
     async def match(self, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""

@@ -14,7 +14,7 @@ from policies.cost.latencies import NO_TIMES
 from policies.decision.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.service import STATES, ServiceReport
 from policies.decision.shadow import DryRun
-from policies.model import ReplicaState
+from policies.model import ReplicaState, Role
 from policies.plan import Path
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.routing import Matched
@@ -53,6 +53,7 @@ class Telemetry:
             ("path",),
         )
         self._replicas = Gauge("mell_replicas", "Engine replicas by state.", registry, ("state",))
+        self._roles = Gauge("mell_replica_roles", "Running engine replicas by role.", registry, ("role",))
         self._wanted = Gauge("mell_replicas_wanted", "Wanted number of engine replicas.", registry)
         self._gpu_seconds = Counter("mell_gpu_seconds", "Time of all existing replicas added up.", registry)
         self._free = Histogram(
@@ -108,6 +109,12 @@ class Telemetry:
         for state in ReplicaState:
             self._replicas.set(counts[state], str(state))
         self._gpu_seconds.inc(passed_s * counts.total())
+
+    def roles(self, roles: Iterable[Role]) -> None:
+        """Set the numbers of running replicas by their `roles`."""
+        counts = Counts(roles)
+        for role in Role:
+            self._roles.set(counts[role], str(role))
 
     def scaling(self, report: ScalingReport) -> None:
         """Set the reasons for the number of replicas."""

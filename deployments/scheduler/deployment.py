@@ -35,6 +35,7 @@ from deployments.scheduler.records import Records
 from deployments.scheduler.rehearsal import Rehearsal
 from deployments.scheduler.scaler import Scaler, ServeScaler
 from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.roles import RoleStore, ServeRoleStore
 from deployments.serve.routing import own_id
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import ONLY, PathRequest
@@ -54,7 +55,7 @@ from policies.decision.roles import barred_by_role
 from policies.decision.scaling import scaling_report
 from policies.decision.service import replica_speed, service_report
 from policies.decision.shadow import Shadow
-from policies.model import ReplicaId, RequestLoad
+from policies.model import ReplicaId, RequestLoad, Role
 from policies.plan import Move, Reason
 from policies.prefix.copies import CopyReason
 from policies.prefix.names import Naming
@@ -97,6 +98,7 @@ class LiveScheduler:
         telemetry: Telemetry,
         clock: Clock,
         wall_clock: Clock,
+        roles: RoleStore,
     ) -> None:
         self._id = id
         self._config = config
@@ -127,6 +129,9 @@ class LiveScheduler:
         self._epochs = Epochs(
             config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal, self._reached
         )
+        self._roles = roles
+        for replica, role in roles.read().items():
+            self._epochs.set_role(replica, role)
 
     async def run(self) -> None:
         """Run epochs, from Serve's first list of the replicas until a newer scheduler has replaced this one."""
@@ -257,12 +262,13 @@ class LiveScheduler:
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
-        roster, gauges, role = self._roster, self._gatherer.gauges, self._memory.pool().role
+        roster, gauges, memory, now = self._roster, self._gatherer.gauges, self._memory.pool(), self._clock()
+        by_hand = memory.roles_by_hand
         loads = roster.loads(self._listing.leaving())
-        replicas = [replica_json(load, gauges[load.id], role(load.id)) for load in loads]
-        replicas += [replica_json(load_of(status)) for status in self._listing.others(roster.statuses)]
+        replicas = [replica_json(r, gauges[r.id], memory.role(r.id), by_hand.get(r.id)) for r in loads]
+        others = self._listing.others(roster.statuses)
+        replicas += [replica_json(load_of(status), by_hand=by_hand.get(status.id)) for status in others]
         dry_run = self._rehearsal.to_json() if self._rehearsal else None
-        memory, now = self._memory.pool(), self._clock()
         state = {
             "as_of": self._as_of,
             "mode": str(self._config.mode),
@@ -374,6 +380,17 @@ class LiveScheduler:
         self._epochs.hurry()
         return MoveAccepted(replica)
 
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """See `OperatorApi.set_role`. The next epoch assigns it."""
+        if replica not in self._roster.statuses:
+            return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
+        if self._config.mode is not Mode.ACT:
+            return MoveRejected(422, f"scheduler.mode is {self._config.mode}: nothing moves requests on; write act")
+        self._epochs.set_role(ReplicaId(replica), role)
+        by_hand, running = self._memory.pool().roles_by_hand, self._roster.statuses
+        self._roles.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
+        return MoveAccepted(replica)
+
 
 class EpochScheduler(LiveScheduler):
     """The deployment: a `LiveScheduler` over Serve's replicas of the Engine deployment."""
@@ -388,7 +405,10 @@ class EpochScheduler(LiveScheduler):
         clock, wall_clock = time.monotonic, time.time
         scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
         fence = next_fence(topology.app)
-        super().__init__(own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
+        roles = ServeRoleStore(topology.app)
+        super().__init__(
+            own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock, roles
+        )
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
         self._loop = asyncio.create_task(self.run())
         self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))

@@ -8,7 +8,7 @@ from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.pool import LivePool
-from deployments.scheduler.recording import Epoch, Ordered, PlacedCall, Recorder
+from deployments.scheduler.recording import Entry, Epoch, Ordered, PlacedCall, Recorder, RoleOrdered
 from deployments.scheduler.rehearsal import Rehearsal
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
@@ -18,10 +18,10 @@ from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices,
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
-from policies.decision.roles import awaits_prefills
+from policies.decision.roles import awaits_prefills, set_role
 from policies.decision.scaling import scaling_report
 from policies.decision.service import service_report
-from policies.model import ReplicaId
+from policies.model import ReplicaId, Role
 from policies.plan import Move
 
 log = logging.getLogger("ray.serve")
@@ -57,7 +57,7 @@ class Epochs:
         self._clock = clock
         self._recorder = recorder
         self._rehearsal = rehearsal
-        self._entries: list[PlacedCall | Ordered] = []
+        self._entries: list[Entry] = []
         self._slices = 0
         self._soon = asyncio.Event()
         self.last = clock()
@@ -122,6 +122,12 @@ class Epochs:
         self._note(entry)
         return order_by_hand(self._memory.pool(), move, entry.at)
 
+    def set_role(self, replica: ReplicaId, role: Role | None) -> None:
+        """Give a replica an operator's role, or with None that of the mode again, in the next epoch."""
+        self._note(RoleOrdered(self._clock(), replica, role, self._slices))
+        set_role(self._memory.pool(), replica, role)
+        self.hurry()
+
     # --- inside ---------------------------------------------------------------------------------------
 
     async def _decide(self, seen: Observation) -> Plans:
@@ -153,8 +159,9 @@ class Epochs:
             pool.watch_closing(plans[pool.deployment], {underway.move.source for underway in under_way})
 
     def _report(self, now: float) -> None:
-        """Set the metrics of the service level and of the number of replicas."""
+        """Set the metrics of the roles, of the service level and of the number of replicas."""
         memory = self._memory.pool()
+        self._telemetry.roles(replica.role for replica in memory.cluster.running())
         if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
             self._telemetry.service(service)
         if memory.scaled is not None:
@@ -164,7 +171,7 @@ class Epochs:
         """The pairs, of all pools, between which the breaker allows no moves."""
         return {pair for pool in self._pools for pair in self._memory.pool(pool.deployment).breaker.resting(now)}
 
-    def _note(self, entry: PlacedCall | Ordered) -> None:
+    def _note(self, entry: Entry) -> None:
         if self._recorder is not None:
             self._entries.append(entry)
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from policies.cluster.changes import Arrival
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation, PoolId
-from policies.model import ReplicaId
+from policies.model import ReplicaId, Role
 from policies.plan import Move, Plan
 
 
@@ -35,13 +35,27 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleOrdered:
+    """An operator's role for a replica, at the time `at`; None: no longer. For `slices` see `Epoch`."""
+
+    at: float
+    replica: ReplicaId
+    role: Role | None
+    slices: int = 0
+
+
+Entry = PlacedCall | Ordered | RoleOrdered
+"""A call to the decision between two epochs, or during one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """One epoch: the observation, the plans by pool, and the `entries` since the previous epoch, in order of time.
 
     An entry with `slices` was made during the decision of this epoch, after that number of its slices.
     """
 
-    entries: tuple[PlacedCall | Ordered, ...]
+    entries: tuple[Entry, ...]
     seen: Observation
     plans: Mapping[PoolId, tuple[Plan, ...]]
 

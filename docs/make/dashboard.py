@@ -52,6 +52,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Engine replicas by state, and the number wanted by the scheduler.",
         ),
         Panel(
+            "Roles",
+            "short",
+            (("sum by (role) (mell_replica_roles)", "{{role}}"),),
+            "Running replicas by their part in prefill and decoding.",
+            stacked=True,
+        ),
+        Panel(
             "KV cache in use",
             "percentunit",
             (("vllm:kv_cache_usage_perc", "{{replica}}"), ("avg(vllm:kv_cache_usage_perc)", "mean")),
@@ -74,6 +81,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Requests": (
         Panel("Time to first token", "s", quantiles("mell_request_ttft_seconds")),
         Panel("Between tokens", "s", quantiles("mell_request_itl_seconds"), "Includes pauses of migrations."),
+        Panel(
+            "Second token after the first",
+            "s",
+            quantiles("mell_request_second_token_seconds"),
+            "With prefill and decoding on different replicas it includes the hand-over.",
+        ),
         Panel("Ended, by outcome", "reqps", ((per_s("mell_requests_total", "outcome"), "{{outcome}}"),), stacked=True),
         Panel(
             "Lost requests",

@@ -90,6 +90,7 @@ class PoolMemory:
     """The memory of one pool. Only `policies.decision` changes it.
 
     `homes` are the replicas of waiting requests, by request; `leaving` are the requests whose replica is about to stop.
+    `roles_by_hand` are the roles that an operator has set, by replica.
     `learns` is False if `experience` belongs to another memory, which updates it.
     """
 
@@ -117,6 +118,7 @@ class PoolMemory:
         self.leaving: dict[RequestId, None] = {}
         self.under_way: dict[RequestId, Underway] = {}
         self.placed: dict[RequestId, Placed] = {}
+        self.roles_by_hand: dict[ReplicaId, Role] = {}
         self.scaled: Scaled | None = None
         """The openings and closings of the last epoch in mode `act`."""
         self.level_replicas = RecentMaximum()
@@ -382,6 +384,7 @@ class PoolMemory:
             self._closed.pop(replica_id, None)
             self.breaker.forget(replica_id)
             self.router.forget(replica_id)
+            self.roles_by_hand.pop(replica_id, None)
         if seen.lost:
             self.estimates.keep(self.statuses)
             for request in [q for q, underway in self.under_way.items() if underway.move.source in seen.lost]:

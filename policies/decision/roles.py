@@ -5,6 +5,8 @@ no restart. Arrivals are placed on prefill replicas, and their move by KV to ano
 (`deciding.place`). Each epoch orders the moves of requests that have none and whose prefill has begun. A move that
 begins before the first token copies the blocks as they fill, and freezes the request at that token
 (docs/migration-protocol.md). A request for which no other replica has room decodes where it is.
+
+An operator's roles come before those of the mode, and hold until they are taken back or their replica ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,22 +22,43 @@ _BEGINS = (None, Phase.WAITING, Phase.PREFILL)
 """The phases, in the newest report, of a request that has no token yet; None: it is not reported."""
 
 
-def assign_roles(memory: PoolMemory) -> None:
-    """Assign every running replica its role. Prefill replicas stay what they are, as long as they run.
+def set_role(memory: PoolMemory, replica: ReplicaId, role: Role | None) -> None:
+    """Set an operator's role for a replica, from the next epoch on; None: the role is the mode's again."""
+    if role is None:
+        memory.roles_by_hand.pop(replica, None)
+    else:
+        memory.roles_by_hand[replica] = role
 
-    All replicas have both roles unless plans are carried out, more than `prefill_replicas` of them run, and all can
-    exchange KV.
+
+def assign_roles(memory: PoolMemory) -> None:
+    """Assign every running replica its role: an operator's, else that of the mode.
+
+    All replicas have both roles unless plans are carried out and all can exchange KV, and if no replica would be left
+    for prefills, or none for decoding.
     """
-    cluster, count = memory.cluster, memory.terms.prefill_replicas
-    if not count:
+    cluster = memory.cluster
+    if not (memory.terms.prefill_replicas or memory.roles_by_hand or cluster.has_parts):
         return
     running = cluster.running()
-    roles: dict[ReplicaId, Role] = {}
-    if memory.terms.mode is Mode.ACT and count < len(running) and _exchange_kv(memory, running):
-        first = sorted(running, key=lambda r: (r.role is not Role.PREFILL, len(r.requests), r.load, r.order))
-        roles = {r.id: Role.PREFILL if at < count else Role.DECODE for at, r in enumerate(first)}
+    roles = _roles(memory, running) if memory.terms.mode is Mode.ACT else {}
+    if len({roles.get(replica.id, Role.BOTH) for replica in running}) < 2 or not _exchange_kv(memory, running):
+        roles = {}
     for replica in cluster.replicas.values():
         cluster.set_role(replica, roles.get(replica.id, Role.BOTH))
+
+
+def _roles(memory: PoolMemory, running: Sequence[Replica]) -> dict[ReplicaId, Role]:
+    """The roles of running replicas, whether or not any is left for each part.
+
+    Prefill replicas stay what they are, as long as they run; an operator's count among the mode's number of them.
+    """
+    by_hand = {r.id: memory.roles_by_hand[r.id] for r in running if r.id in memory.roles_by_hand}
+    if not memory.terms.prefill_replicas:
+        return by_hand
+    count = memory.terms.prefill_replicas - list(by_hand.values()).count(Role.PREFILL)
+    others = (replica for replica in running if replica.id not in by_hand)
+    first = sorted(others, key=lambda r: (r.role is not Role.PREFILL, len(r.requests), r.load, r.order))
+    return by_hand | {r.id: Role.PREFILL if at < count else Role.DECODE for at, r in enumerate(first)}
 
 
 def _exchange_kv(memory: PoolMemory, replicas: Sequence[Replica]) -> bool:

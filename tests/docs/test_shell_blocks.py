@@ -21,6 +21,7 @@ from app.ingress.http.orders import (
     MatchOrder,
     MoveRequest,
     PinOrder,
+    RoleOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,
@@ -49,6 +50,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/start_profile": StartProfile,
     "/v1/load_lora_adapter": LoadAdapter,
     "/v1/unload_lora_adapter": UnloadAdapter,
+    "/mell/replicas/REPLICA/role": RoleOrder,
 }
 """The bodies of operators' orders, by path."""
 

@@ -121,6 +121,10 @@ class Client:
         """POST /mell/replicas/{id}/drain."""
         return await self.http.post(f"/mell/replicas/{replica}/drain")
 
+    async def set_role(self, replica: str, role: str | None) -> httpx.Response:
+        """POST /mell/replicas/{id}/role."""
+        return await self.http.post(f"/mell/replicas/{replica}/role", json={"role": role})
+
     async def outcome(self, migration: str) -> dict[str, Any]:
         """The record of a migration once it has ended."""
         found: list[dict[str, Any]] = []

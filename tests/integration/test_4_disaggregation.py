@@ -8,19 +8,19 @@ from collections import Counter
 import pytest
 
 from benchmarks.chaos.offers import undisturbed
-from tests.integration.application import Answer, Application, Client, eventually, prompt, total
+from tests.integration.application import Answer, Application, Client, eventually, process, prompt, total
 
 STREAMS, LONG, OUTPUT = 6, 2000, 150
 """A prefill takes two seconds."""
 
 
-async def roles(client: Client) -> dict[str, str]:
-    """The replicas' roles, once one is for prefills."""
+async def roles(client: Client, prefill: int = 1) -> dict[str, str]:
+    """The replicas' roles, once that many are for prefills."""
     found: dict[str, str] = {}
 
     async def assigned() -> bool:
         found.update({replica["id"]: replica["role"] for replica in await client.running()})
-        return Counter(found.values()) == {"prefill": 1, "decode": 2}
+        return Counter(found.values()) == {"prefill": prefill, "decode": 3 - prefill}
 
     await eventually(assigned)
     return found
@@ -79,3 +79,33 @@ async def test_requests_survive_the_death_of_either_replica_of_their_move(
             assert answer.finish == "length" and answer.text == undisturbed(tuple(tokens), OUTPUT)
         await roles(client)
         await client.idle()
+
+
+async def test_an_operator_sets_a_role_that_a_new_scheduler_knows(disaggregated: Application) -> None:
+    async with disaggregated.client() as client:
+        before = await roles(client)
+        first, second = sorted(replica for replica, its in before.items() if its == "decode")
+        for replica in (first, second):
+            assert (await client.set_role(replica, "prefill")).json() == {"id": replica, "role": "prefill"}
+        (other,) = before.keys() - {first, second}
+        assert (await roles(client, 2))[other] == "decode"
+        answer, tokens = Answer(), prompt(LONG, "by hand")
+        await client.stream(answer, tokens, OUTPUT, "by-hand")
+        assert answer.text == undisturbed(tuple(tokens), OUTPUT)
+        newest = (await client.migrations())[0]
+        assert newest["target"] == other and newest["outcome"] == "committed"
+        await client.idle()
+        assert (await client.set_role("nobody", "both")).status_code == 404
+        assert (await client.set_role(first, "writer")).status_code == 400
+        fence = (await client.state())["fence"]
+        process("ServeReplica:mell:Scheduler").kill()
+
+        async def replaced() -> bool:
+            return bool((await client.state())["fence"] > fence)
+
+        await eventually(replaced)
+        by_hand = {r["id"]: r["role_by_hand"] for r in await client.running()}
+        assert by_hand == {first: "prefill", second: "prefill", other: None}
+        for replica in (first, second):
+            await client.set_role(replica, None)
+        await roles(client)

@@ -92,6 +92,9 @@ class ReplicaDetails(Described):
     id: str
     state: ReplicaState
     role: Role = Field(description="Its part in prefill and decoding; `both` without `disaggregation`.")
+    role_by_hand: Role | None = Field(
+        description="The role that an operator has set. Without a replica for the other part, `role` is `both`."
+    )
     node: str
     pids: list[int] = Field(description="Replica, EngineCore and all workers; empty if the replica does not report.")
     capacity_tokens: int
@@ -245,6 +248,13 @@ class Copied(Described):
     started_at: float = Field(description="Seconds since the epoch.")
     error: None
     cause: None
+
+
+class RoleSet(Described):
+    """The role that an operator has set for a replica."""
+
+    id: str = Field(description="The replica.")
+    role: Role | None = Field(description="`null`: the role that Mell assigns.")
 
 
 class DrainStarted(Described):

@@ -16,6 +16,7 @@ from app.ingress.http.orders import (
     MatchOrder,
     MoveRequest,
     PinOrder,
+    RoleOrder,
     StartProfile,
     UnloadAdapter,
 )
@@ -192,6 +193,25 @@ OPERATIONS: tuple[Operation, ...] = (
             "No such replica runs (404, with `replicas`).",
             "No other replica may run (422).",
             "The scheduler or the replica is away (503).",
+        ),
+    ),
+    Operation(
+        "POST",
+        "/mell/replicas/{replica}/role",
+        "setRole",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Set a replica's role in prefill and decoding",
+        Answer("It has the role from the next epoch on, as policies.md describes.", described.RoleSet, 202),
+        (*_READING, 401, 403, 404, 422, 503),
+        "The role holds until `null` takes it back, or the replica ends.",
+        body=RoleOrder,
+        in_path={"replica": "An id from `/mell/state`."},
+        example={"role": "prefill"},
+        refused=(
+            "No such replica runs (404, with `replicas`).",
+            "`scheduler.mode` is not `act`, so nothing moves requests on (422).",
+            "The scheduler is away (503).",
         ),
     ),
     Operation(

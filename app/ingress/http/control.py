@@ -26,6 +26,7 @@ from app.ingress.http.orders import (
     Order,
     PinOrder,
     PromptOrder,
+    RoleOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,
@@ -38,6 +39,7 @@ from deployments.api.calls import MoveAccepted, MoveAnswer
 from deployments.engine.port import ProfileSession
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import RequestSpec
+from policies.model import Role
 
 
 class ControlBackend(Protocol):
@@ -78,6 +80,10 @@ class ControlBackend(Protocol):
 
     async def drain(self, replica: str) -> MoveAnswer:
         """Drain a replica, then stop it."""
+        ...
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """Set a replica's role; with None, the scheduler assigns it again."""
         ...
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
@@ -125,6 +131,7 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
+            Route("/mell/replicas/{replica}/role", self.set_role, methods=["POST"]),
             Route("/mell/cache/match", self.match, methods=["POST"]),
             Route("/mell/cache/copy", self.copy, methods=["POST"]),
             Route("/mell/cache/pin", self.pin, methods=["POST"]),
@@ -195,6 +202,15 @@ class ControlRoutes:
         answer = await self._backend.drain(http.path_params["replica"])
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
+        raise ApiError(answer.status, answer.message, details=answer.details)
+
+    async def set_role(self, http: Request) -> Response:
+        """POST /mell/replicas/{id}/role."""
+        self._check_admin(http)
+        order = await self._read(RoleOrder, http)
+        answer = await self._backend.set_role(http.path_params["replica"], order.role)
+        if isinstance(answer, MoveAccepted):
+            return JSONResponse({"id": answer.id, "role": order.role}, 202)
         raise ApiError(answer.status, answer.message, details=answer.details)
 
     async def match(self, http: Request) -> Response:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from app.adapters import MAX_NAME
 from app.ingress.errors import ApiError
 from migration.protocol.messages import PathRequest
+from policies.model import Role
 
 
 class MoveRequest(BaseModel):
@@ -23,6 +24,14 @@ class MoveRequest(BaseModel):
         PathRequest.AUTO,
         description='"kv" sends KV blocks, with "tokens" the target prefills; "auto": KV where possible.',
     )
+
+
+class RoleOrder(BaseModel):
+    """Body of POST /mell/replicas/{replica}/role."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Role | None = Field(description="`null`: the role that Mell assigns.")
 
 
 class StartProfile(BaseModel):

@@ -7,7 +7,7 @@ numbers:
     requests    [number, id, label, replica, phase, null or why it is immovable, hop, born, tokens], new or changed
     gone        numbers of requests that have disappeared
     grown       the growth of each request in tokens; 0 for requests that are new or changed in this delta
-    replicas    [id, state, node, capacity in tokens, preemptions, role], new and changed ones
+    replicas    [id, state, node, capacity in tokens, preemptions, role, role by hand], new and changed
     left        ids of replicas that have disappeared
     used        the tokens in blocks that are not free, of every replica
     caches      [active, historical and blank blocks, prompt tokens, cached ones, blocks in host memory] of every
@@ -30,7 +30,7 @@ MIGRATIONS = 100
 POINTS = 400
 """Five minutes."""
 _HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling")
-_OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role")
+_OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role", "role_by_hand")
 _MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),
     *("tokens", "bytes", "started_at", "duration_s", "pause_s", "resume_s", "predicted_kv_s", "predicted_tokens_s"),

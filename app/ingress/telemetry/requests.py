@@ -109,11 +109,19 @@ class RequestTelemetry:
             _ITL_S,
             "class",
         )
+        self.second = instruments.TokenHistogram(
+            "mell_request_second_token_seconds",
+            "Between the first two steps of an answer as they are passed on.",
+            registry,
+            _ITL_S,
+            "class",
+        )
         self.keeps_times = keeps_times
         self._times: dict[str, ServiceTimes] = {}
         for name in classes:  # A series begins at zero, so that its first increase is seen.
             self.ttft.labels(name)
             self.itl.labels(name)
+            self.second.labels(name)
         self.lost = instruments.Counter(
             "mell_requests_lost", "Requests under way that could not be continued.", registry
         )
@@ -244,6 +252,8 @@ class StepTimer:
         self._clock = telemetry.clock
         self._observe = telemetry.itl.labels(observer.service_class).observe
         self._first = telemetry.ttft.labels(observer.service_class).observe
+        self._second = telemetry.second.labels(observer.service_class).observe
+        self._has_second = False
         self._times = telemetry.times(observer.service_class)
         self._observer = observer
         self._last: float | None = None
@@ -253,6 +263,9 @@ class StepTimer:
         now = self._clock()
         if self._last is not None:
             self._observe(now - self._last)
+            if not self._has_second:
+                self._second(now - self._last)
+                self._has_second = True
             if self._times is not None:
                 self._times.itl.add(now - self._last)
         elif self._observer.ttft_s is None:

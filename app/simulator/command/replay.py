@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 from app.simulator.errors import BadInput
-from deployments.scheduler.recording import Epoch, PlacedCall, read_recording
+from deployments.scheduler.recording import Entry, Epoch, Ordered, PlacedCall, RoleOrdered, read_recording
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
-from policies.decision.memory import finish
+from policies.decision.memory import PoolMemory, finish
+from policies.decision.roles import set_role
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,21 @@ def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epo
             while done < entry.slices:
                 next(slices)
                 done += 1
-            if isinstance(entry, PlacedCall):
-                place(memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
-            else:
-                order_by_hand(memory.pool(), entry.move, entry.at)
+            _enter(memory.pool(), entry)
         yield epoch, finish(slices) == dict(epoch.plans)
+
+
+def _enter(memory: PoolMemory, entry: Entry) -> None:
+    """Have the decision take an entry again."""
+    match entry:
+        case PlacedCall():
+            place(memory, entry.arrival, entry.at, entry.exclude, entry.label)
+        case Ordered():
+            order_by_hand(memory, entry.move, entry.at)
+        case RoleOrdered():
+            set_role(memory, entry.replica, entry.role)
+        case _:
+            assert_never(entry)
 
 
 def render_replay(outcome: Replay) -> str:

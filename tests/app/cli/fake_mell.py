@@ -41,6 +41,7 @@ class FakeMell:
                 Route("/mell/migrations", self._answer(lambda _: JSONResponse(self.migrations)), methods=["GET"]),
                 Route("/mell/migrations", self._move, methods=["POST"]),
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
+                Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
                 Route("/mell/cache/copy", self._copy, methods=["POST"]),
                 Route("/mell/cache/pin", self._pin, methods=["POST"]),
@@ -60,6 +61,11 @@ class FakeMell:
     async def _move(self, request: Request) -> Response:
         self.orders.append(await request.json())
         return self._refused(request) or JSONResponse({"id": "0123456789abcdef"}, 202)
+
+    async def _set_role(self, request: Request) -> Response:
+        replica, order = request.path_params["replica"], await request.json()
+        self.orders.append((replica, order))
+        return self._refused(request) or JSONResponse({"id": replica} | order, 202)
 
     async def _match(self, request: Request) -> Response:
         self.orders.append(await request.json())

@@ -97,6 +97,16 @@ def test_an_order_to_drain_names_the_replica(at: Mell, mell: FakeMell) -> None:
     assert mell.orders == ["aaaaaaaa"]
 
 
+@pytest.mark.parametrize(("role", "given"), [("prefill", "prefill"), ("both", "both"), ("auto", None)])
+def test_an_order_for_a_role_names_the_replica(at: Mell, mell: FakeMell, role: str, given: str | None) -> None:
+    result = at("role", "aaaaaaaa", role, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "aaaaaaaa", "role": given})
+    assert mell.orders == [("aaaaaaaa", {"role": given})]
+    assert at("role", "aaaaaaaa", "decode").stdout == "aaaaaaaa: its role is decode\n"
+    assert at("role", "aaaaaaaa", "auto").stdout == "aaaaaaaa: Mell assigns its role\n"
+    assert at("role", "aaaaaaaa", "writer").exit_code == 2
+
+
 def test_a_prompt_is_looked_up_as_text_as_token_ids_or_as_messages(at: Mell, mell: FakeMell, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Where do blocks move?"}]
     (file := tmp_path / "chat.json").write_text(json.dumps(chat))
@@ -184,6 +194,7 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
         ("migrations", "-f"),
         ("move", "r"),
         ("drain", "r"),
+        ("role", "r", "auto"),
         ("cache", "match", "x"),
         ("cache", "drop", "--all"),
         ("cache", "pin", "x"),

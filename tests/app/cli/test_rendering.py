@@ -44,12 +44,18 @@ def test_status_at_80_columns() -> None:
 
 
 def test_status_shows_roles() -> None:
-    document = state(replica("aaaaaaaa", role=Role.PREFILL), replica("bbbbbbbb", role=Role.DECODE), replica("cccccccc"))
+    document = state(
+        replica("aaaaaaaa", role=Role.PREFILL, by_hand=Role.PREFILL),
+        replica("bbbbbbbb", role=Role.DECODE),
+        replica("cccccccc"),
+        replica("dddddddd", by_hand=Role.DECODE),
+    )
     rows = [line for line in status(document).splitlines() if " RUNNING" in line]
     assert [row.partition("4f0b")[0].split()[1:] for row in rows] == [
-        ["RUNNING", "prefill"],
+        ["RUNNING", "prefill", "[prefill]"],
         ["RUNNING", "decode"],
         ["RUNNING"],
+        ["RUNNING", "[decode]"],
     ]
 
 

@@ -25,12 +25,13 @@ def replica(
     used: int | None = None,
     capacity: int = 3200,
     role: Role = Role.BOTH,
+    by_hand: Role | None = None,
 ) -> dict[str, Any]:
     """A replica with blocks of 32 tokens, as many as its requests need."""
     used = sum(-(-r.tokens // 32) for r in requests if r.phase is not Phase.WAITING) if used is None else used
     free = Blocks(capacity // 32 - used)
     load = ReplicaLoad(ReplicaId(id), state, "4f0b45ba" + 48 * "0", Tokens(capacity), 32, free, 64, requests)
-    return replica_json(load, Gauges((1, 2, 3)), role)
+    return replica_json(load, Gauges((1, 2, 3)), role, by_hand)
 
 
 def state(*replicas: dict[str, Any], **changed: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
-from policies.model import Blocks, ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
@@ -545,7 +545,7 @@ class Backend:
         self.orders = EngineOrders(self.utilities, service.members)
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
-        self.asked: list[tuple[str, str | None, PathRequest]] = []
+        self.asked: list[tuple[Any, ...]] = []
         self.adapter_orders: list[LoadAdapter | str] = []
         self.matched: list[MatchOrder] = []
 
@@ -584,6 +584,12 @@ class Backend:
     async def drain(self, replica: str) -> MoveAnswer:
         if replica not in self.service.replicas:
             return MoveRejected(404, f"no replica {replica!r} is running")
+        return self.answer or MoveAccepted(replica)
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        if replica not in self.service.replicas:
+            return MoveRejected(404, f"no replica {replica!r} is running")
+        self.asked.append((replica, role))
         return self.answer or MoveAccepted(replica)
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:

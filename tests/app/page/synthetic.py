@@ -218,7 +218,8 @@ class SyntheticCluster:
         cache = CacheReport(None, tiers, 7, True, {}, Prefilled(int(100 * self.now), int(30 * self.now)))
         # The replicas that run change, and so does the first of them.
         role = Role.PREFILL if name == min(self.running(), default=None) else Role.DECODE
-        return replica_json(load, Gauges((1, 2, 3), cache=cache), role)
+        by_hand = role if role is Role.PREFILL else None
+        return replica_json(load, Gauges((1, 2, 3), cache=cache), role, by_hand)
 
 
 class SyntheticBackend(Backend):

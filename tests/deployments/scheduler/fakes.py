@@ -1,7 +1,7 @@
 """What the deployments' parts are tested with, in place of Serve: every fake implements a port."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from deployments.serve.membership import Membership
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.decision.observation import Status
-from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
+from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.evacuation import CachedContext, ContextCopy
@@ -41,6 +41,19 @@ def make_report(
         ReplicaId(name), ReplicaState.RUNNING, "node", Tokens(1024), 4, Blocks(free), 64, requests=requests
     )
     return Present(load, blocks=blocks, naming=naming)
+
+
+class FakeRoles:
+    """Implements `RoleStore`."""
+
+    def __init__(self, kept: Mapping[ReplicaId, Role] | None = None) -> None:
+        self.kept = dict(kept or {})
+
+    def read(self) -> dict[ReplicaId, Role]:
+        return dict(self.kept)
+
+    def write(self, roles: Mapping[ReplicaId, Role]) -> None:
+        self.kept = dict(roles)
 
 
 class Reporting:

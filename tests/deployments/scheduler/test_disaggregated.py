@@ -24,7 +24,14 @@ from policies.model import ReplicaId, ReplicaLoad, ReplicaState, Role
 from policies.paths.beliefs import Profile
 from policies.plan import Path, Reason
 from tests.deployments.engine.fake_engine import prompt_of
-from tests.deployments.scheduler.fakes import AnsweringReplica, FakeListing, FakeMembership, Present, Reporting
+from tests.deployments.scheduler.fakes import (
+    AnsweringReplica,
+    FakeListing,
+    FakeMembership,
+    FakeRoles,
+    Present,
+    Reporting,
+)
 from tests.deployments.scheduler.test_scheduler import FakeScaler
 from tests.migration.world import LIMITS, Pair, Replica, make_pair, spec
 from tests.virtual_time import now
@@ -90,7 +97,17 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
     ids = (pair.a.id, pair.b.id)
     listing, fleet = FakeListing(dict.fromkeys(ids)), PairFleet(pair)
     core = LiveScheduler(
-        ReplicaId("s"), config, 3, fleet, FakeMembership(*ids), listing, FakeScaler(2), Telemetry(), now, now
+        ReplicaId("s"),
+        config,
+        3,
+        fleet,
+        FakeMembership(*ids),
+        listing,
+        FakeScaler(2),
+        Telemetry(),
+        now,
+        now,
+        FakeRoles(),
     )
     loop = asyncio.create_task(core.run())
     await core._epochs.ready.wait()

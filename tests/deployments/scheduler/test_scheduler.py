@@ -1,7 +1,7 @@
 """The scheduler between its epochs: where it places requests, and what it answers to operators."""
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import status_of
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
@@ -44,6 +44,7 @@ from tests.deployments.scheduler.fakes import (
     Answers,
     FakeListing,
     FakeMembership,
+    FakeRoles,
     Present,
     Reporting,
     given,
@@ -141,11 +142,12 @@ class FakeScaler:
 class Scheduler:
     """The scheduler over fakes; `core` is the scheduler itself."""
 
-    def __init__(self, fleet: Fleet, config: SchedulerConfig) -> None:
+    def __init__(self, fleet: Fleet, config: SchedulerConfig, roles: Mapping[ReplicaId, Role] | None = None) -> None:
+        self.roles = FakeRoles(roles)
         self.members = FakeMembership(*fleet.reports)
         self.scale, self.fleet, self.listing = FakeScaler(4), fleet, FakeListing(fleet.reports)
         self.core = LiveScheduler(
-            ReplicaId("s"), config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now
+            ReplicaId("s"), config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now, self.roles
         )
 
     async def epoch(self) -> None:
@@ -685,6 +687,59 @@ async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int
     scheduler.scale.fault = fault
     answer = await scheduler.core.drain("a")
     assert isinstance(answer, MoveRejected) and (answer.status, answer.message) == (status, str(fault))
+
+
+# --- roles by hand ------------------------------------------------------------------------------------
+
+
+def three(roles: Mapping[ReplicaId, Role] | None = None, mode: Mode = Mode.ACT) -> Scheduler:
+    """A scheduler of three replicas that can exchange KV."""
+    config = SchedulerConfig(policy="best_fit", mode=mode, epoch_s=1.0, bounds=(3, 3))
+    profile = Profile("node", "cache", 1.0, Line.of(1000.0))
+    return Scheduler(Fleet(*(replace(make_report(name, 100), profile=profile) for name in "abc")), config, roles)
+
+
+async def shown(scheduler: Scheduler) -> list[tuple[str, str | None]]:
+    """The role of every replica, and the one that an operator has set."""
+    return [(r["role"], r["role_by_hand"]) for r in (await scheduler.core.state())["replicas"]]
+
+
+async def test_an_operators_role_is_in_state_metrics_and_placements_until_it_is_taken_back() -> None:
+    scheduler = three()
+    await scheduler.epoch()
+    assert await scheduler.core.set_role("b", Role.DECODE) == MoveAccepted("b")
+    assert await scheduler.core.set_role("c", Role.PREFILL) == MoveAccepted("c")
+    await scheduler.epoch()
+    assert await shown(scheduler) == [("both", None), ("decode", "decode"), ("prefill", "prefill")]
+    gauges = parsed(merge([await scheduler.core.metrics()]))["mell_replica_roles"]
+    assert sorted(gauges.values()) == [1.0, 1.0, 1.0]
+    assert await place(scheduler, 20) == Place(ReplicaId("c"))
+    for name in "bc":
+        assert await scheduler.core.set_role(name, None) == MoveAccepted(name)
+    await scheduler.epoch()
+    assert await shown(scheduler) == [("both", None)] * 3 and scheduler.roles.kept == {}
+
+
+async def test_the_next_scheduler_has_the_operators_roles() -> None:
+    scheduler = three()
+    await scheduler.epoch()
+    await scheduler.core.set_role("b", Role.PREFILL)
+    successor = three(scheduler.roles.kept | {ReplicaId("gone"): Role.DECODE})
+    await successor.epoch()
+    assert await shown(successor) == [("both", None), ("prefill", "prefill"), ("both", None)]
+    await successor.core.set_role("a", Role.DECODE)
+    assert successor.roles.kept == {"a": "decode", "b": "prefill"}, "what ended meanwhile is left out"
+
+
+async def test_a_role_is_refused_where_it_would_do_nothing() -> None:
+    scheduler = three()
+    await scheduler.epoch()
+    answer = await scheduler.core.set_role("z", Role.DECODE)
+    assert isinstance(answer, MoveRejected) and (answer.status, answer.details) == (404, {"replicas": ["a", "b", "c"]})
+    scheduler = three(mode=Mode.OFF)
+    await scheduler.epoch()
+    answer = await scheduler.core.set_role("a", Role.DECODE)
+    assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
 
 
 # --- the loop -----------------------------------------------------------------------------------------

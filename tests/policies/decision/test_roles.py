@@ -11,7 +11,7 @@ from policies.decision.deciding import match_prompt, place, preview
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place, Queue
-from policies.decision.roles import awaits_prefills
+from policies.decision.roles import awaits_prefills, set_role
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport, Path, Plan, Reason
@@ -116,6 +116,94 @@ def test_without_moves_every_replica_does_both(mode: Mode) -> None:
     made = watcher(mode=mode)
     made.decide(observed("a: | b: p50"))
     assert roles(made) == "a* b*"
+
+
+# --- roles by hand ------------------------------------------------------------------------------------
+
+
+def by_hand(made: Watcher, given: str) -> None:
+    """Set roles: `A` for prefills, `a` for decoding, `a*` for both; `-a` takes a role back."""
+    for word in given.split():
+        role = Role.BOTH if word.endswith("*") else Role.PREFILL if word.isupper() else Role.DECODE
+        set_role(made.memory, ReplicaId(word.strip("-*").lower()), None if word.startswith("-") else role)
+
+
+@pytest.mark.parametrize(
+    ("prefills", "given", "expected"),
+    [
+        (0, "B", "a* B c*"),
+        (0, "b", "a* b c*"),
+        (0, "B c", "a* B c"),
+        (0, "b*", "a* b* c*"),
+        (1, "B", "a B c"),
+        (1, "a", "a b C"),
+        (1, "a*", "a* b C"),
+        (1, "B C", "a B C"),
+        (2, "b", "A b C"),
+        (0, "A B C", "a* b* c*"),
+        (0, "a b c", "a* b* c*"),
+        (1, "a b c", "a* b* c*"),
+        (2, "A B C", "a* b* c*"),
+        (1, "a b", "a b C"),
+    ],
+)
+def test_an_operators_roles_come_first_and_no_part_is_without_a_replica(
+    prefills: int, given: str, expected: str
+) -> None:
+    made = watcher(prefills)
+    by_hand(made, given)
+    made.decide(observed("a: p10 | b: q50 | c: r40"))
+    assert roles(made) == expected
+
+
+def test_an_operators_role_holds_until_it_is_taken_back() -> None:
+    made = watcher()
+    made.decide(observed("a: | b: p50 | c: q40"))
+    assert roles(made) == "A b c"
+    by_hand(made, "B")
+    made.decide(observed("a: | b: p50 | c: q40", 1.0))
+    assert roles(made) == "a B c"
+    by_hand(made, "-b")
+    made.decide(observed("a: | b: p50 | c: q40", 2.0))
+    assert roles(made) == "a B c", "it has the role already, so it keeps it"
+    by_hand(made, "b -b")
+    made.decide(observed("a: | b: p50 | c: q40", 3.0))
+    assert roles(made) == "a B c"
+
+
+def test_an_operators_role_ends_with_its_replica_and_outlives_its_other_part() -> None:
+    made = watcher(0)
+    by_hand(made, "A")
+    made.decide(observed("a: p10 | b:"))
+    assert roles(made) == "A b*"
+    made.decide(observed("a: p10", 1.0))
+    assert roles(made) == "a*" and arrive(made) == "a"
+    made.memory.estimates.profile(ReplicaId("b"), PROFILE)
+    made.decide(observed("a: p10 n10 | b:", 2.0))
+    assert roles(made) == "A b*"
+    made.decide(observed("b:", 3.0))
+    made.memory.estimates.profile(ReplicaId("a"), PROFILE)
+    made.decide(observed("a: p10 | b:", 4.0))
+    assert roles(made) == "b* a*"
+
+
+def test_without_disaggregation_an_operators_prefill_replica_hands_its_requests_over() -> None:
+    made = watcher(0, "best_fit")
+    by_hand(made, "B")
+    made.decide(observed("a: p60 | b: | c: q50"))
+    assert arrive(made) == "b"
+    assert awaits_prefills(made.memory)
+    assert moves(made.decide(observed("a: p60 | b: n10~ | c: q50", 1.0))) == ["n:b>a disaggregate kv"]
+    assert arrive(made, 95, "m") == "b", "what fits nowhere queues where others do"
+
+
+@pytest.mark.parametrize("spec", sorted(POLICIES))
+def test_arrivals_avoid_an_operators_decode_replica(spec: str) -> None:
+    made = watcher(0, spec)
+    by_hand(made, "a")
+    made.decide(observed("a: | b: p50 | c: q60"))
+    assert [arrive(made, 20, f"n{number}") in "bc" for number in range(4)] == [True] * 4
+    made.memory.cluster.check_integrity()
 
 
 # --- arrivals -----------------------------------------------------------------------------------------

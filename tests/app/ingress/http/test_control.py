@@ -63,6 +63,7 @@ async def test_internal_errors_reveal_no_details(api: Api) -> None:
 # --- operators ----------------------------------------------------------------------------------------
 
 ADMIN = [("GET", "/mell/state"), ("GET", "/mell/migrations"), ("POST", "/mell/migrations")]
+ROLE = "/mell/replicas/a/role"
 MATCH = "/mell/cache/match"
 
 
@@ -138,6 +139,32 @@ async def test_an_order_names_request_target_and_path(api: Api, path: PathReques
     response = await order(api, request_id="x", target="b", path=path.value)
     assert (response.status_code, response.json()) == (202, {"id": "m1"})
     assert api.backend.asked == [("x", "b", path)]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "both", None])
+async def test_an_order_sets_a_role_or_takes_it_back(api: Api, role: str | None) -> None:
+    response = await api.post(ROLE, json={"role": role})
+    assert (response.status_code, response.json()) == (202, {"id": "a", "role": role})
+    assert api.backend.asked == [("a", role)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "role"), ({"role": "auto"}, "role"), ({"role": 1}, "role"), ({"role": "both", "x": 1}, "x"), ([], None)],
+    ids=["none", "unknown", "a number", "another member", "a list"],
+)
+async def test_an_order_for_a_role_is_checked(api: Api, body: Any, param: str | None) -> None:
+    response = await api.post(ROLE, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+    response = await api.post("/mell/replicas/z/role", json={"role": "both"})
+    assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
+    assert not api.backend.asked
+
+
+async def test_a_role_that_the_scheduler_refuses_is_refused(api: Api) -> None:
+    api.backend.answer = MoveRejected(422, "scheduler.mode is off")
+    response = await api.post(ROLE, json={"role": "both"})
+    assert (response.status_code, response.json()["error"]["message"]) == (422, "scheduler.mode is off")
 
 
 async def test_target_and_path_are_optional(api: Api) -> None:

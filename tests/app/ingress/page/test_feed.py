@@ -67,8 +67,8 @@ def check(model: PageModel, cluster: SyntheticCluster) -> None:
     assert model.used == {r["id"]: r["used_tokens"] for r in state["replicas"]}
     shown = {id: cache and cache[1] for id, cache in model.caches.items()}
     assert shown == {r["id"]: r["cache"] and r["cache"]["hbm"]["historical"] for r in state["replicas"]}
-    stated = {r["id"]: (r["state"], r["role"]) for r in state["replicas"]}
-    assert {id: (row[1], row[5]) for id, row in model.replicas.items()} == stated
+    stated = {r["id"]: (r["state"], r["role"], r["role_by_hand"]) for r in state["replicas"]}
+    assert {id: (row[1], row[5], row[6]) for id, row in model.replicas.items()} == stated
 
 
 # --- the state ----------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ def test_metrics_of_two_requests(telemetry: RequestTelemetry, clock: Clock) -> N
     assert seen["mell_request_ttft_seconds_sum"] == {("default", "i"): 4.0}
     assert seen["mell_request_itl_seconds_count"] == {("default", "i"): 2}
     assert seen["mell_request_itl_seconds_sum"] == {("default", "i"): 0.5}
+    assert seen["mell_request_second_token_seconds_count"] == {("default", "i"): 1}
     assert seen["mell_requests_running"] == {("i",): 0}
 
 
@@ -196,6 +197,8 @@ def test_several_choices_are_one_request(
     assert seen["mell_request_ttft_seconds_sum"] == {("default", "i"): 1.0}
     assert seen["mell_request_ttft_seconds_count"] == {("default", "i"): 1}
     assert seen["mell_request_itl_seconds_sum"] == {("default", "i"): 2.0 + 2.5}
+    assert seen["mell_request_second_token_seconds_count"] == {("default", "i"): 2}
+    assert seen["mell_request_second_token_seconds_sum"] == {("default", "i"): 2.0 + 2.5}
     assert seen["mell_request_itl_seconds_count"] == {("default", "i"): 2}
     assert (lines[0]["outcome"], lines[0]["moves"], lines[0]["prompt_tokens"]) == ("length+stop", 2, 3)
 

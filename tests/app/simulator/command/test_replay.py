@@ -1,5 +1,6 @@
 """Recorded epochs, decided again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,15 @@ import pytest
 from app.simulator.__main__ import DIFFERENT, main
 from app.simulator.command.replay import replay
 from app.simulator.errors import BAD_INPUT
-from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall, read_recording
+from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall, RoleOrdered, read_recording
 from policies.cluster.changes import Arrival
+from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.limits import Limits, LiveLimits, Terms
 from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.decision.roles import set_role
+from policies.model import ReplicaId, RequestId, Role, Tokens
+from policies.paths.beliefs import Profile
 from policies.plan import Plan
 from policies.prefix.change import CacheChange, Tier
 from tests.policies.decision.observed import Watcher, observed
@@ -41,6 +45,26 @@ def recording(path: Path, tampered: bool = False) -> Path:
         place(memory.pool(), entries[0].arrival, entries[0].at)
     recorder.close()
     return path
+
+
+def test_an_operators_role_is_recorded_and_decided_again(tmp_path: Path) -> None:
+    terms = Terms("best_fit", LiveLimits(Limits(), 0.0, 0.0, 60.0, 0.0))
+    memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
+    watcher = Watcher(memory.pool(), least=2)
+    profile = Profile("n", "cache", 1.0, Line.of(1000.0))
+    orders: tuple[RoleOrdered, ...] = ()
+    for now, moves in enumerate((0, 1, 0)):
+        seen = watcher.report(observed("a: p40~ | b:", float(now)))
+        seen = replace(seen, profiles={ReplicaId(name): profile for name in "ab"} if now == 0 else {})
+        plans = decide(memory, Observation(float(now), (seen,)))
+        assert len(plans[ENGINE][0].moves) == moves
+        recorder.record(Epoch(orders, Observation(float(now), (seen,)), plans))
+        orders = (RoleOrdered(now + 0.5, ReplicaId("a"), Role.PREFILL if now == 0 else None),)
+        set_role(memory.pool(), orders[0].replica, orders[0].role)
+    recorder.close()
+    recorded = [entry for epoch in read_recording(tmp_path / "epochs.jsonl")[1] for entry in epoch.entries]
+    assert recorded == [RoleOrdered(0.5, ReplicaId("a"), Role.PREFILL), RoleOrdered(1.5, ReplicaId("a"), None)]
+    assert replay(tmp_path / "epochs.jsonl").different == ()
 
 
 def test_the_same_observations_give_the_same_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,39 @@
+"""The roles that operators have set, in Ray's internal key-value store, so that they outlive the scheduler."""
+
+import json
+from collections.abc import Mapping
+from typing import Protocol
+
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+from policies.model import ReplicaId, Role
+
+_NAMESPACE = b"mell"
+
+
+class RoleStore(Protocol):
+    """Keeps the roles, by replica."""
+
+    def read(self) -> dict[ReplicaId, Role]:
+        """All roles."""
+        ...
+
+    def write(self, roles: Mapping[ReplicaId, Role]) -> None:
+        """Replace all roles."""
+        ...
+
+
+class ServeRoleStore:
+    """Implements `RoleStore` for an application. Calls block for a round trip to Ray's control service."""
+
+    def __init__(self, app: str) -> None:
+        self._key = f"roles/{app}".encode()
+
+    def read(self) -> dict[ReplicaId, Role]:
+        """See `RoleStore.read`."""
+        found = json.loads(_internal_kv_get(self._key, namespace=_NAMESPACE) or b"{}")
+        return {ReplicaId(replica): Role(role) for replica, role in found.items()}
+
+    def write(self, roles: Mapping[ReplicaId, Role]) -> None:
+        """See `RoleStore.write`."""
+        _internal_kv_put(self._key, json.dumps(roles).encode(), overwrite=True, namespace=_NAMESPACE)
