@@ -713,7 +713,8 @@ async def test_an_operators_role_is_in_state_metrics_and_placements_until_it_is_
     assert await shown(scheduler) == [("both", None), ("decode", "decode"), ("prefill", "prefill")]
     gauges = parsed(merge([await scheduler.core.metrics()]))["mell_replica_roles"]
     assert sorted(gauges.values()) == [1.0, 1.0, 1.0]
-    assert await place(scheduler, 20) == Place(ReplicaId("c"))
+    placed = await place(scheduler, 20)
+    assert (placed.replica, placed.then.target) == ("c", "a")
     for name in "bc":
         assert await scheduler.core.set_role(name, None) == MoveAccepted(name)
     await scheduler.epoch()
