@@ -5,7 +5,8 @@ request's location from the newest report, the moves under way and the placement
 
     State of the request                       Location in the cluster
     on a replica that is up                    that replica
-    on the move to another replica             the target, with blocks at the source, too
+    on the move to another replica             the target, with blocks at the source, too, unless it waits there for
+                                               other reasons than its prefill
     in a replica's queue, without blocks       waiting, with that replica as its home
     on a replica that is about to stop         waiting and leaving; an immovable request is not in the cluster
     placed since the last report               the chosen replica, until its report or until the placement expires;
@@ -542,8 +543,10 @@ class PoolMemory:
             return _NOWHERE
         home = up.get(resident.replica)
         stays = resident.load.immovable is not None or resident.load.phase is Phase.MOVING
-        if target is not None:
-            return _Location(target, home if home is not target else None, pinned=True)
+        if target is not None and underway is not None:
+            # A request that is preempted during its move has lost its blocks. One that waits for its prefill gets some.
+            holds = resident.load.phase is not Phase.WAITING or underway.move.reason is Reason.DISAGGREGATE
+            return _Location(target, home if holds and home is not target else None, pinned=True)
         if home is None:
             return None if stays else _Location(None, home=resident.replica, leaves=True)
         if resident.load.phase is Phase.WAITING and not stays:

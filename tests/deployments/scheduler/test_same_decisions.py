@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
@@ -256,6 +256,8 @@ CONFIGS = [
 @pytest.mark.virtual_time
 @settings(max_examples=scaled(400))
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(CONFIGS), st.integers(0, 1 << 32))
+@example("load_balance", CONFIGS[0], 125)  # a request is preempted during its move
+@example("pack", CONFIGS[4], 244)
 async def test_one_history_gives_the_same_plans_live_and_simulated(
     spec: str, chosen: dict[str, float], seed: int
 ) -> None:
