@@ -82,7 +82,9 @@ def exposed(mirror: Mirror, made: CopyCounts | None = None, host: int = 0) -> di
 
 def test_metrics() -> None:
     copies: dict[tuple[str, ...], float] = {
-        ("mell_cache_copies_total", outcome, reason): 0 for outcome in CopyOutcome for reason in ("fetch", "manual")
+        ("mell_cache_copies_total", outcome, reason): 0
+        for outcome in CopyOutcome
+        for reason in ("fetch", "manual", "return")
     }
     tokens: dict[tuple[str, ...], float] = {
         ("mell_cache_copy_bytes_total",): 0,
