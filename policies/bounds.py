@@ -2,15 +2,18 @@
 
 Both use request sizes only and ignore the requests' current replicas, as if moves cost nothing.
 
-Where requests share blocks, any placement has every distinct block on at least one replica, and the blocks that only
-one request has beside that request. So the larger of two bounds holds (`least_bins`): the distinct tokens divided by
-the capacity, and L2 over what each request has for itself. Neither counts that a common beginning is on several
-replicas as soon as its requests are.
+Where requests share blocks, two bounds hold, and the larger one is taken (`least_bins`). One is L2 over what each
+request has for itself, since these tokens are beside their request. The other takes any requests whose prompts begin
+with the same P tokens, and the D distinct tokens that they have behind these. Each of them is on at least one replica,
+with one of its requests, and so with the P tokens: that replica has room for C - P of them at most. So the requests
+need D / (C - P) replicas, rounded up. Such requests are those below a node of the tree of prompts; at its root, P is 0
+and D are the distinct tokens of all. Bounds of several nodes do not add up: a replica may have requests of each.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate
+from operator import attrgetter
 from typing import Protocol
 
 from policies.prefix.sharing import ActivePrompt, ActivePrompts
@@ -63,9 +66,42 @@ def least_bins(sized: Collection[Sized], capacity: int, prompts: ActivePrompts |
     """
     if prompts is None:
         return martello_toth_l2((each.tokens for each in sized), capacity)
-    distinct = prompts.distinct((each.tokens, each.prompt) for each in sized)
     own = (prompts.own(each.tokens, each.prompt) for each in sized)
-    return max(_ceil_div(distinct, capacity), martello_toth_l2(own, capacity))
+    begun = (
+        _ceil_div(behind, capacity - common)
+        for common, behind in _common_beginnings(sized, prompts)
+        if common < capacity
+    )
+    return max(martello_toth_l2(own, capacity), *begun)
+
+
+def _common_beginnings(sized: Iterable[Sized], prompts: ActivePrompts) -> Iterator[tuple[int, int]]:
+    """The length of each common beginning of prompts, the empty one included, and the distinct tokens behind it.
+
+    Linear in the nodes of the tree, but for their sorting.
+    """
+    behind: dict[ActivePrompt | None, int] = {None: 0}
+    for each in sized:
+        behind[each.prompt] = behind.get(each.prompt, 0) + each.tokens - _length(each.prompt, prompts)
+        node = each.prompt
+        while node is not None and (above := _above(node)) not in behind:
+            behind[above] = 0
+            node = above
+    nodes = sorted((node for node in behind if node is not None), key=attrgetter("blocks"), reverse=True)
+    for node in nodes:
+        above = _above(node)
+        behind[above] += behind[node] + _length(node, prompts) - _length(above, prompts)
+    return ((_length(node, prompts), tokens) for node, tokens in behind.items())
+
+
+def _above(node: ActivePrompt) -> ActivePrompt | None:
+    """The node before it on its prompt; None for the empty beginning."""
+    return node.parent if node.parent is not None and node.parent.parent is not None else None
+
+
+def _length(node: ActivePrompt | None, prompts: ActivePrompts) -> int:
+    """The tokens of a common beginning."""
+    return 0 if node is None else node.blocks * prompts.block_tokens
 
 
 def best_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:

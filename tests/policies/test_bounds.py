@@ -155,6 +155,9 @@ DOCUMENT = (0,) * 20
         pytest.param([(DOCUMENT, 10), ((1,) * 20, 10)], 2, id="two documents"),
         pytest.param([(DOCUMENT[:5], 60), (DOCUMENT[:5], 60)], 2, id="the distinct tokens decide"),
         pytest.param([(DOCUMENT[:2], 52)] * 3, 3, id="what each has for itself decides"),
+        pytest.param([(DOCUMENT[:15], 25)] * 4, 3, id="what is behind the common beginning decides"),
+        pytest.param([(DOCUMENT[:15], 25)] * 4 + [((1,), 2)] * 9, 3, id="that of one document among other requests"),
+        pytest.param([((0, *DOCUMENT[:14], 7), 21), ((0, *DOCUMENT[:14], 8), 21)] * 2, 3, id="behind a common half"),
     ],
 )
 def test_the_lower_bound_with_common_blocks(requests: list[tuple[Sequence[int], int]], expected: int) -> None:
