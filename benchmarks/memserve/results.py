@@ -38,7 +38,11 @@ def simulated(cases: Sequence[PaperCase], seeds: int, processes: int) -> dict[Pa
     seeded = [replace(case, seed=seed) for case in cases for seed in range(seeds)]
     runs = [case.run() for case in seeded]
     with tqdm(total=sum(run.seconds for run in runs), unit="s", unit_scale=True) as bar:
-        found = perform_all(runs, processes, lambda done_s: bar.update(done_s - bar.n) and None)
+
+        def show(done_s: float) -> None:
+            bar.update(done_s - bar.n)
+
+        found = perform_all(runs, processes, show)
     by_case = defaultdict(list)
     for case, metrics in zip(seeded, found, strict=True):
         by_case[replace(case, seed=0)].append(figures_of(metrics))
