@@ -18,17 +18,14 @@ from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from policies.model import ReplicaId
 from policies.prefix.copies import CopyReason
+from policies.prefix.reuse import CHECK_S, PATIENCE_S
 
 log = logging.getLogger("ray.serve")
 
 AT_MOST = 64
 """The number of contexts that wait, the newest ones."""
-PATIENCE_S = 10.0
-"""The longest time that a context waits, in seconds: a client may have begun its next turn by then."""
 WITHIN_S = 5.0
 """The longest copy, in seconds."""
-CHECK_S = 0.05
-"""The time between two looks at what a waiting context waits for, in seconds."""
 
 CopyTo = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
 

@@ -40,13 +40,11 @@ from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.copies import Fetch
+from policies.prefix.reuse import CHECK_S, PATIENCE_S
 from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
 """Minimum seconds between an epoch and an early next one, as in the live scheduler."""
-
-RETURN_S, CHECK_S = 10.0, 0.05
-"""The longest wait of a context for free links, and the time between two looks, as in live replicas."""
 
 SHORT, LONG = 128, 1024
 """Tokens of the two prompts by which a replica measures its prefill at its start."""
@@ -124,7 +122,7 @@ class World:
         """See `EngineObserver`."""
         if self.mover:
             self.mover.over(live)
-        self._return(live, self.loop.now + RETURN_S)
+        self._return(live, self.loop.now + PATIENCE_S)
         self._reports.over.append(live)
         engine = self.replicas.engines.get(live.at) if live.at is not None else None
         if engine is not None and engine.cache is not None:
