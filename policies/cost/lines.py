@@ -80,6 +80,10 @@ class Evidence:
     def __len__(self) -> int:
         return len(self._seen)
 
+    def outweighs_prior(self, now: float) -> bool:
+        """True if the observations weigh more than the prior of a line."""
+        return sum(self._weight(rank, observed, now) for rank, observed in enumerate(self._seen)) > PRIOR
+
     def line(self, prior: Line, now: float, fastest: float = float("inf")) -> Line:
         """The best fit at `now`, given the observations and the prior line, with a rate of at most `fastest`."""
         prior = prior.no_faster(fastest)

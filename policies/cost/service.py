@@ -48,6 +48,13 @@ class ReplicaSpeed:
         """F(p, c), on an idle replica or beside a decoding batch."""
         return self.costs.prefill_s(tokens, cached, self.chunk_tokens, batch, context)
 
+    def added_s(self, tokens: int, cached: int, batch: int, context: float) -> float:
+        """Seconds by which a prefill beside a decoding batch lengthens the batch's steps, in total."""
+        if tokens <= 0:
+            return 0.0
+        steps = ceil(tokens / (self.chunk_tokens or tokens))
+        return self.prefill_s(tokens, cached, batch, context) - steps * self.costs.step_s(batch, context)
+
     def wait_s(self, batch: int, context: float, queued: int) -> float:
         """Seconds of the prefills of `queued` tokens beside a batch with `context` tokens."""
         if not queued:
