@@ -25,7 +25,7 @@ from app.settings import (
 )
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
-from deployments.config import Caching, EngineConfig, Isolation, SchedulerConfig, Topology
+from deployments.config import Caching, Disaggregation, EngineConfig, Isolation, SchedulerConfig, Topology
 
 log = logging.getLogger("ray.serve")
 
@@ -127,6 +127,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         bounds=bounds,
         copies=settings.cache.copies,
         prefill_replicas=settings.prefill_replicas,
+        auto_prefills=settings.disaggregation.mode is Disaggregation.AUTO,
         returns=settings.caching is Caching.FULL,
     )
 

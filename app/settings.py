@@ -525,9 +525,15 @@ class Settings(SettingsSection):
 
     @property
     def prefill_replicas(self) -> int:
-        """The number of replicas that are for prefills alone; 0: none."""
-        settings = self.disaggregation
-        return settings.prefill_replicas if settings.mode is Disaggregation.STATIC else 0
+        """The number of replicas that are for prefills alone, in mode auto their maximum; 0: none."""
+        settings, least = self.disaggregation, self.deployment_config.autoscaling_config.min_replicas
+        match settings.mode:
+            case Disaggregation.OFF:
+                return 0
+            case Disaggregation.STATIC:
+                return settings.prefill_replicas or 1
+            case Disaggregation.AUTO:
+                return settings.prefill_replicas or least - 1
 
     @property
     def caching(self) -> Caching:
@@ -536,11 +542,16 @@ class Settings(SettingsSection):
 
     def _check_disaggregation(self) -> None:
         """Raise ValueError for prefill replicas that nobody could assign, or from which no request could move."""
-        if not self.prefill_replicas:
+        if self.disaggregation.mode is Disaggregation.OFF:
             return
         if self.scheduler.mode is not Mode.ACT:
             raise ValueError("disaggregation.mode: the scheduler moves the requests on; write scheduler.mode: act")
         least = self.deployment_config.autoscaling_config.min_replicas
+        if self.disaggregation.mode is Disaggregation.AUTO and least < 2:
+            raise ValueError(
+                f"disaggregation.mode: autoscaling_config.min_replicas is {least}, and auto takes the replicas for "
+                "prefills from the minimum: raise it"
+            )
         if self.prefill_replicas >= least:
             raise ValueError(
                 f"disaggregation.prefill_replicas is {self.prefill_replicas}, and autoscaling_config.min_replicas "

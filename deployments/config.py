@@ -329,6 +329,7 @@ class Disaggregation(StrEnum):
 
     OFF = "off"
     STATIC = "static"
+    AUTO = "auto"
 
 
 class Caching(StrEnum):
@@ -350,9 +351,15 @@ class DisaggregationSettings(SettingsSection):
         Disaggregation.OFF,
         strict=False,
         description='"static": requests are prefilled on `prefill_replicas` replicas, and move by KV to the others, '
-        'which decode; "off": every replica does both. Needs `scheduler.mode` "act".',
+        'which decode; "auto": Mell decides how many replicas prefill, none included, and which requests they get; '
+        '"off": every replica does both. "static" and "auto" need `scheduler.mode` "act".',
     )
-    prefill_replicas: int = Field(1, ge=1, description="Number of replicas for prefills, fewer than the minimum.")
+    prefill_replicas: int | None = Field(
+        None,
+        ge=1,
+        description='Number of replicas for prefills, fewer than the minimum (default: 1). With mode "auto" their '
+        "maximum (default: all of the minimum but one).",
+    )
     caching: Caching = Field(
         Caching.FULL,
         strict=False,
@@ -365,11 +372,13 @@ class DisaggregationSettings(SettingsSection):
 class SchedulerConfig(SchedulerSettings):
     """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, and its copies.
 
-    `prefill_replicas` of them are for prefills alone; 0: none. What the others compute `returns` to these.
+    `prefill_replicas` of them are for prefills alone, with `auto_prefills` at most; 0: none. What the others compute
+    `returns` to these.
     """
 
     bounds: tuple[int, int] = (1, 1)
     prefill_replicas: int = 0
+    auto_prefills: bool = False
     returns: bool = True
     copies: CopyMode = CopyMode.OFF
 
@@ -402,6 +411,7 @@ class SchedulerConfig(SchedulerSettings):
             classes=self.service_classes,
             prefill_replicas=self.prefill_replicas,
             returns=self.returns and self.prefill_replicas > 0,
+            auto_prefills=self.auto_prefills,
         )
 
 

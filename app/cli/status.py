@@ -11,8 +11,16 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.formatting import Bar, age, count, duration, plural, usage_colour
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
-from app.client.documents import Records, ReplicaDocument, ScalingDocument, ServiceDocument, StateDocument
+from app.client.documents import (
+    PrefillsDocument,
+    Records,
+    ReplicaDocument,
+    ScalingDocument,
+    ServiceDocument,
+    StateDocument,
+)
 from migration.protocol.record import Outcome
+from policies.decision.prefill_load import PrefillReason
 from policies.decision.scaling import ScaleDownBlock, ScaleUp
 from policies.model import Phase, ReplicaState, Role
 from policies.precedence import DEFAULT_CLASS
@@ -56,6 +64,8 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
         lines += service_lines(state.service)
     if state.scaling:
         lines.append(scaling_line(state.scaling))
+    if state.prefills:
+        lines.append(prefills_line(state.prefills))
     if not state.as_of:
         lines.append(Text("no report from the scheduler yet", "yellow"))
     elif (old_s := now - state.as_of) > _STALE_S:
@@ -117,6 +127,20 @@ def scaling_line(scaling: ScalingDocument) -> Text:
     else:
         parts.append(f"closing {plural(scaling.closed, 'replica')}")
     return Text("; ".join(parts))
+
+
+def prefills_line(prefills: PrefillsDocument) -> Text:
+    """The reason for the number of replicas for prefills, with the times that decide."""
+    others = [f"{number}: {duration(seconds)}" for number, seconds in sorted(prefills.predicted_s.items())]
+    why: Mapping[str, str] = {
+        PrefillReason.MEASURING: "too little is known yet",
+        PrefillReason.ROOM: "with more of them the others would lack room",
+        PrefillReason.OVERLOAD: "no number of them keeps up with the arrivals",
+        PrefillReason.TIMES: f"predicted times of a job are {', '.join(others)}",
+    }
+    head = f"{prefills.prefill_replicas} of at most {plural(prefills.at_most, 'replica')} for prefills"
+    share = f", {prefills.apart_share:.0%} of the newest prompts there"
+    return Text(f"{head}{share}: {why.get(prefills.reason, prefills.reason)}")
 
 
 def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:

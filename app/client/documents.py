@@ -102,11 +102,23 @@ class ScalingDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillsDocument:
+    """The number of replicas for prefills in `/mell/state`, with its reason and the predictions for other numbers."""
+
+    prefill_replicas: int
+    at_most: int
+    reason: str
+    apart_share: float
+    predicted_s: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
 class StateDocument:
     """`/mell/state`. `as_of` is in seconds since 1970, 0 before the first report of a scheduler.
 
     `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one,
-    and `scaling` the reasons for the number of replicas, in mode `act`.
+    and `scaling` the reasons for the number of replicas, in mode `act`. `prefills` is None unless Mell decides on the
+    number of replicas for prefills.
     """
 
     as_of: float
@@ -118,6 +130,7 @@ class StateDocument:
     replicas: tuple[ReplicaDocument, ...]
     service: ServiceDocument | None = None
     scaling: ScalingDocument | None = None
+    prefills: PrefillsDocument | None = None
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -243,6 +256,7 @@ def parse_state(document: Any) -> StateDocument:
         replicas=tuple(_replica(item) for item in document["replicas"]),
         service=_service(document["service"]) if document.get("service") else None,
         scaling=_scaling(document["scaling"]) if document.get("scaling") else None,
+        prefills=_prefills(document["disaggregation"]) if document.get("disaggregation") else None,
     )
 
 
@@ -278,6 +292,16 @@ def _scaling(item: Mapping[str, Any]) -> ScalingDocument:
         free_replicas=float(item["free_replicas"]),
         reserve_replicas=float(item["reserve_replicas"]),
         linger_left_s=item["linger_left_s"],
+    )
+
+
+def _prefills(item: Mapping[str, Any]) -> PrefillsDocument:
+    return PrefillsDocument(
+        prefill_replicas=int(item["prefill_replicas"]),
+        at_most=int(item["at_most"]),
+        reason=str(item["reason"]),
+        apart_share=float(item["apart_share"]),
+        predicted_s={int(number): float(seconds) for number, seconds in item["predicted_s"].items()},
     )
 
 

@@ -1,4 +1,5 @@
-// Sentences on the service level and on the number of replicas, from `service` and `scaling` of /mell/state.
+// Sentences on the service level and on the numbers of replicas, from `service`, `scaling` and `disaggregation` of
+// /mell/state.
 
 import { seconds } from "./words.js";
 
@@ -38,6 +39,22 @@ function replicas(scaling) {
   return parts.join("; ");
 }
 
-export function sentences(service, scaling) {
-  return [...(service ? level(service) : []), ...(scaling ? [replicas(scaling)] : [])];
+function prefills({ prefill_replicas, at_most, reason, apart_share, predicted_s }) {
+  const times = Object.entries(predicted_s).map(([number, time]) => `${number}: ${seconds(time)}`);
+  const reasons = {
+    measuring: "too little is known yet",
+    room: "with more of them the others would lack room",
+    overload: "no number of them keeps up with the arrivals",
+    times: `predicted times of a job are ${times.join(", ")}`,
+  };
+  const share = `${Math.round(100 * apart_share)}% of the newest prompts there`;
+  return `${prefill_replicas} of at most ${count(at_most, "replica")} for prefills, ${share}: ${reasons[reason] ?? reason}`;
+}
+
+export function sentences(service, scaling, disaggregation) {
+  return [
+    ...(service ? level(service) : []),
+    ...(scaling ? [replicas(scaling)] : []),
+    ...(disaggregation ? [prefills(disaggregation)] : []),
+  ];
 }

@@ -41,8 +41,8 @@ export class Model {
   // Apply an event; returns the new and changed migrations, newest first, and none for a snapshot.
   apply(kind, data) {
     if (kind === "snapshot") this.clear();
-    const { as_of, now, mode, policy, wanted_replicas, dry_run, service, scaling } = data;
-    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run, service, scaling };
+    const { as_of, now, mode, policy, wanted_replicas, dry_run, service, scaling, disaggregation } = data;
+    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run, service, scaling, disaggregation };
     this.#replicas(data);
     this.#requests(data);
     this.points = this.points.concat(data.points).slice(-POINTS);

@@ -82,7 +82,7 @@ function status(state, words) {
 }
 
 function showFacts() {
-  const { as_of, now, mode, policy, wanted, dryRun, service, scaling } = model.head;
+  const { as_of, now, mode, policy, wanted, dryRun, service, scaling, disaggregation } = model.head;
   const late = now - as_of;
   if (late > OLD_S) status("old", `no news from the scheduler for ${age(late)}`);
   else status("live", "live");
@@ -101,7 +101,7 @@ function showFacts() {
     dryRun ? `acting ${dryRun}` : "",
   ].filter(Boolean);
   list(by("facts"), facts);
-  list(by("level"), sentences(service, scaling));
+  list(by("level"), sentences(service, scaling, disaggregation));
   by("empty").hidden = replicas.length > 0;
   text(by("empty"), "No replica runs yet.");
 }

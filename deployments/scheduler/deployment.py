@@ -50,6 +50,7 @@ from policies.decision.limits import Mode
 from policies.decision.matching import PromptMatch
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
+from policies.decision.prefills import prefill_report
 from policies.decision.reports import Roster, load_of
 from policies.decision.roles import barred_by_role
 from policies.decision.scaling import scaling_report
@@ -284,6 +285,8 @@ class LiveScheduler:
             state["service"] = service.to_json()
         if memory.scaled is not None:
             state["scaling"] = scaling_report(memory.cluster, memory.scaled).to_json()
+        if (prefills := prefill_report(memory)) is not None:
+            state["disaggregation"] = prefills.to_json()
         return state | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:

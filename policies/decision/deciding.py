@@ -30,6 +30,7 @@ from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Route
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
+from policies.decision.prefills import is_handed_over
 from policies.decision.roles import (
     assign_roles,
     barred_by_role,
@@ -105,7 +106,7 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         cluster.keep_for_level(memory.level_replicas.value)
         cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
     limits.begin(cluster, now)
-    assign_roles(memory)
+    assign_roles(memory, now)
     cluster.set_prefills_apart(True)
     _evacuate(memory)
     cluster.set_prefills_apart(False)
@@ -144,12 +145,17 @@ def place(
     request = memory.add_request(
         arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter, names=arrival.names
     )
-    unsuited = _unsuited(memory, request, barred)
     held = memory.router.match(arrival)
-    placing = _route(memory, request, arrival, held, unsuited, now).placing
+    memory.router.take_names(arrival.id, arrival.names)
+    routed, onward = _placing(memory, request, arrival, held, barred, now)
+    placing = routed.placing
     replica = cluster.replicas[placing.replica]
     matched, fetch = memory.router.placed(arrival, replica, held, now)
-    then = _hand_over(memory, request, replica, barred, now) if isinstance(placing, Place) else None
+    then = None if onward is None else _begun(memory, onward, now)
+    if memory.terms.auto_prefills and not exclude:
+        cached = matched.predicted
+        prefill_s = memory.router.speed.prefill_s(arrival.tokens - cached, cached)
+        memory.prefill_load.add_placement(arrival.tokens - cached, cached, prefill_s, then is not None, now)
     returns = memory.terms.returns and _returns(memory, arrival, held, then, now)
     if isinstance(placing, Place):
         placing = Place(replica.id, matched, fetch, then, returns)
@@ -195,7 +201,7 @@ def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Coll
     unsuited: Barred = barred
     if _has_running(cluster, barred):
         unsuited = _unsuited(memory, request, barred)
-        routed = _route(memory, request, arrival, held, unsuited, now)
+        routed, _ = _placing(memory, request, arrival, held, barred, now)
     favoured = routed.favoured if routed is not None else ()
     listed = [replica for replica in cluster.running() if replica.id not in barred]
     scores = router.scores_of(listed, arrival.tokens, held, now)
@@ -325,8 +331,52 @@ def _route(
     return Routed(Place(better.id), basis, favoured)
 
 
-def _hand_over(memory: PoolMemory, request: Request, source: Replica, barred: Barred, now: float) -> Move | None:
-    """The move of an arrival from the prefill replica on which it is placed; None: the next epoch decides on it.
+def _placing(
+    memory: PoolMemory,
+    request: Request,
+    arrival: Arrival,
+    held: Mapping[ReplicaId, HeldPrefix],
+    barred: Barred,
+    now: float,
+) -> tuple[Routed, Move | None]:
+    """The replica for an arrival, and its move from there if it is one for prefills and the move may begin.
+
+    With `auto_prefills` it is one for prefills only if handing the request over from there is better.
+    """
+    cluster = memory.cluster
+
+    def placed_on(routed: Routed) -> tuple[Routed, Move | None]:
+        source = cluster.replicas[routed.placing.replica]
+        return routed, _onward(memory, request, source, barred, now) if isinstance(routed.placing, Place) else None
+
+    prefills = frozenset(replica.id for replica in cluster.prefills()) if memory.terms.auto_prefills else NONE
+    if not prefills or not _has_running(cluster, barred | prefills):
+        return placed_on(_route(memory, request, arrival, held, _unsuited(memory, request, barred), now))
+    unsuited = _unsuited(memory, request, barred | prefills)
+    here = placed_on(_route(memory, request, arrival, held, unsuited, now))
+    others = barred | (frozenset(replica.id for replica in cluster.running()) - prefills)
+    if not _has_running(cluster, others):
+        return here
+    unsuited = _barred_by_adapter(cluster, request, others)
+    apart, move = placed_on(_route(memory, request, arrival, held, unsuited, now))
+    placing = here[0].placing
+    if move is None or isinstance(placing, Queue):
+        return here if move is None else (apart, move)
+    ends = cluster.replicas[move.source], cluster.replicas[placing.replica]
+    there, otherwise = memory.router.scores_of(ends, arrival.tokens, held, now)
+    better = is_handed_over(memory, move, there, otherwise, _moves_under_way(memory), now)
+    return (apart, move) if better else here
+
+
+def _begun(memory: PoolMemory, move: Move, now: float) -> Move | None:
+    """The move with its path; None if it has none, and the next epoch decides on it."""
+    move = replace(move, unit=memory.cluster.unit())
+    (choice,) = memory.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
+    return _routed(move, choice) if choice.path is not None else None
+
+
+def _onward(memory: PoolMemory, request: Request, source: Replica, barred: Barred, now: float) -> Move | None:
+    """The move of an arrival from a prefill replica, without a path; None if it may not begin now.
 
     It is bound by all that bounds an epoch's moves. It waits for its prefill, and those that do so leave half of the
     moves under way to epochs, which may not wait.
@@ -341,11 +391,8 @@ def _hand_over(memory: PoolMemory, request: Request, source: Replica, barred: Ba
     target = hand_over_target(memory, request, _barred_by_adapter(cluster, request, others))
     if target is None or _is_overtaking(memory, request, target):
         return None
-    move = Move(request.id, source.id, target.id, request.tokens, _DISAGGREGATE, cluster.unit())
-    if not _within_bounds(memory, [move], now):
-        return None
-    (choice,) = memory.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
-    return _routed(move, choice) if choice.path is not None else None
+    move = Move(request.id, source.id, target.id, request.tokens, _DISAGGREGATE, 0)
+    return move if _within_bounds(memory, [move], now) else None
 
 
 def _returns(

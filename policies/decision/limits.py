@@ -134,7 +134,8 @@ class Terms:
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
     by which content decides on placements. With `copies`, replicas copy prefixes from each other. `classes` order
     requests. `sizes` are those for which replicas need room. `prefill_replicas` replicas are for prefills alone, the
-    others for decoding (0: all are for both); what these compute `returns` to the former where that pays.
+    others for decoding (0: all are for both); what these compute `returns` to the former where that pays. With
+    `auto_prefills` that is their maximum: epochs decide on their number, arrivals on being prefilled there.
     """
 
     policy: str = "pack"
@@ -159,6 +160,7 @@ class Terms:
     sizes: Sizes = Sizes.BLIND
     prefill_replicas: int = 0
     returns: bool = False
+    auto_prefills: bool = False
 
     @property
     def has_level(self) -> bool:

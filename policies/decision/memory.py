@@ -36,6 +36,7 @@ from policies.decision.limits import Sizes, Terms
 from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.decision.predicted import PredictedTimes
+from policies.decision.prefill_load import PrefillLoad
 from policies.decision.scaling import Scaled
 from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.estimates import Estimates
@@ -125,6 +126,7 @@ class PoolMemory:
         self.level_replicas = RecentMaximum()
         """The least number of replicas that keeps a service level."""
         self.predicted = PredictedTimes()
+        self.prefill_load = PrefillLoad()
         self._residents: dict[RequestId, Resident] = {}
         self._class_seen: dict[str, float] = {}
         # Stale requests need a new location, absent ones cannot leave a replica that is about to stop, and unsettled
@@ -282,6 +284,11 @@ class PoolMemory:
         home = self.homes.get(request)
         status = None if home is None else self.statuses.get(home)
         return None if status is None else status.model
+
+    @property
+    def decoding(self) -> int:
+        """The number of requests that decode, by the newest reports."""
+        return self._decoding
 
     def role(self, replica: ReplicaId) -> Role:
         """A replica's part in prefill and decoding."""

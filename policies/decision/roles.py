@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from policies.cluster.replica import Replica, Request
 from policies.decision.limits import Mode
 from policies.decision.memory import PoolMemory
+from policies.decision.prefills import prefill_count
 from policies.model import Phase, ReplicaId, Role
 from policies.plan import Reason
 from policies.rules.policy import Barred
@@ -30,7 +31,7 @@ def set_role(memory: PoolMemory, replica: ReplicaId, role: Role | None) -> None:
         memory.roles_by_hand[replica] = role
 
 
-def assign_roles(memory: PoolMemory) -> None:
+def assign_roles(memory: PoolMemory, now: float) -> None:
     """Assign every running replica its role: an operator's, else that of the mode.
 
     All replicas have both roles unless plans are carried out and all can exchange KV, and if no replica would be left
@@ -40,25 +41,32 @@ def assign_roles(memory: PoolMemory) -> None:
     if not (memory.terms.prefill_replicas or memory.roles_by_hand or cluster.has_parts):
         return
     running = cluster.running()
-    roles = _roles(memory, running) if memory.terms.mode is Mode.ACT else {}
-    if len({roles.get(replica.id, Role.BOTH) for replica in running}) < 2 or not _exchange_kv(memory, running):
+    has_parts = memory.terms.mode is Mode.ACT and len(running) > 1 and _exchange_kv(memory, running)
+    roles = _roles(memory, running, now) if has_parts else {}
+    if len({roles.get(replica.id, Role.BOTH) for replica in running}) < 2:
         roles = {}
     for replica in cluster.replicas.values():
         cluster.set_role(replica, roles.get(replica.id, Role.BOTH))
 
 
-def _roles(memory: PoolMemory, running: Sequence[Replica]) -> dict[ReplicaId, Role]:
+def _roles(memory: PoolMemory, running: Sequence[Replica], now: float) -> dict[ReplicaId, Role]:
     """The roles of running replicas, whether or not any is left for each part.
 
     Prefill replicas stay what they are, as long as they run; an operator's count among the mode's number of them.
     """
+    terms = memory.terms
     by_hand = {r.id: memory.roles_by_hand[r.id] for r in running if r.id in memory.roles_by_hand}
-    if not memory.terms.prefill_replicas:
+    if not terms.prefill_replicas:
         return by_hand
-    count = memory.terms.prefill_replicas - list(by_hand.values()).count(Role.PREFILL)
-    others = (replica for replica in running if replica.id not in by_hand)
+    others = [replica for replica in running if replica.id not in by_hand]
+    given = list(by_hand.values()).count(Role.PREFILL)
+    count = terms.prefill_replicas
+    if terms.auto_prefills:
+        most = min(count, len(running) - 1, given + len(others))
+        count = prefill_count(memory, running, given, most, now)
     first = sorted(others, key=lambda r: (r.role is not Role.PREFILL, len(r.requests), r.load, r.order))
-    return by_hand | {r.id: Role.PREFILL if at < count else Role.DECODE for at, r in enumerate(first)}
+    rest = Role.BOTH if terms.auto_prefills else Role.DECODE
+    return by_hand | {r.id: Role.PREFILL if at < count - given else rest for at, r in enumerate(first)}
 
 
 def _exchange_kv(memory: PoolMemory, replicas: Sequence[Replica]) -> bool:

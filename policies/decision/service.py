@@ -30,17 +30,22 @@ def speed_limit(memory: PoolMemory, now: float) -> SpeedLimit | None:
 
     Requests of all classes share every replica, so the strictest level counts of the pool and of the active classes.
     """
-    terms = memory.terms
-    speed = replica_speed(memory) if terms.has_level else None
+    speed = replica_speed(memory) if memory.terms.has_level else None
     if speed is None:
         return None
+    cluster = memory.cluster
+    most = cluster.up() + cluster.supply.left
+    return limit(level_of(memory, now), speed, _traffic(memory, now), len(cluster.running()), most)
+
+
+def level_of(memory: PoolMemory, now: float) -> ServiceLevel:
+    """The strictest level of the pool and of the active classes."""
+    terms = memory.terms
     levels = [terms.service or ServiceLevel()]
     if terms.classes.levels:
         active = memory.active_classes(now)
         levels += [level for name, level in terms.classes.levels.items() if name in active]
-    cluster = memory.cluster
-    most = cluster.up() + cluster.supply.left
-    return limit(strictest(levels), speed, _traffic(memory, now), len(cluster.running()), most)
+    return strictest(levels)
 
 
 def _traffic(memory: PoolMemory, now: float) -> Traffic:

@@ -144,6 +144,10 @@ class Beliefs:
         evidence = self._links.get((source, target))
         return evidence.line(prior, now, fastest) if evidence else prior.no_faster(fastest)
 
+    def is_measured(self, source: ReplicaId, target: ReplicaId, now: float) -> bool:
+        """True if migrations between two nodes, or within one as these replicas are, outweigh the prior."""
+        return self._kinds[self._within_node(source, target)].outweighs_prior(now)
+
     def prefill(self, target: ReplicaId, now: float) -> Line:
         """Seconds until a request goes on at the target, over those of `prefill_s`; with nothing else queued there."""
         evidence = self._no_evidence()

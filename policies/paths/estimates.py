@@ -141,6 +141,27 @@ class Estimates:
         """True if a move between the two replicas may go by KV, as far as their profiles are known."""
         return self._boundaries.only is not Path.TOKENS and self._beliefs.size(source, target, Tokens(1)) is not None
 
+    def hand_over_s(
+        self, move: Move, prefill_s: float, last: Tokens, busy: Iterable[Move], now: float, present: Present
+    ) -> float:
+        """Seconds from the first token of a request to the second one, which its move to another replica takes by KV.
+
+        Blocks leave as the prefill of `prefill_s` seconds fills them: what takes longer counts, once more for each of
+        the moves of the link under way, and at least the `last` tokens. `present` is as in `choose`. Infinite without
+        KV. One move at a time takes no time between nodes, or within one, while no move between such was measured.
+        """
+        candidate = self._candidate(move, present)
+        if not candidate.links:
+            return float("inf")
+        busy = [other for other in busy if other.path is Path.KV]
+        if not busy and not self._beliefs.is_measured(move.source, move.target, now):
+            return 0.0
+        line = self._beliefs.link(move.source, move.target, now)
+        before = sum((other.source, other.target) == (move.source, move.target) for other in busy)
+        late_s = max(0.0, candidate.size * line.per_unit_s - prefill_s)
+        last_bytes = candidate.size * min(1.0, last / candidate.tokens)
+        return line.latency_s + max((before + 1) * late_s, last_bytes * line.per_unit_s)
+
     def decide(self, move: Move, busy: Iterable[Move], now: float, present: Present = nothing_present) -> Choice:
         """A path for a move that must not wait: the faster one if neither has room. `present` as in `choose`."""
         [choice] = self.choose([move], busy, now, present=present)

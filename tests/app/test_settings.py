@@ -249,6 +249,11 @@ def test_seconds_may_be_whole_numbers() -> None:
             "prefill_replicas is 2, and autoscaling_config.min_replicas 2: the others decode, so raise the minimum",
         ),
         (
+            nested("disaggregation.mode", "auto")
+            | nested("deployment_config.autoscaling_config", {"min_replicas": 1, "max_replicas": 4}),
+            "min_replicas is 1, and auto takes the replicas for prefills from the minimum: raise it",
+        ),
+        (
             nested("disaggregation.mode", "static")
             | nested("deployment_config.autoscaling_config", {"min_replicas": 2, "max_replicas": 4})
             | nested("engine_kwargs.enable_prefix_caching", False),
@@ -369,11 +374,16 @@ def test_a_key_file_may_list_only_classes_that_exist(tmp_path: Path) -> None:
     assert read_settings(keys | nested("scheduler.classes.gold", {"rank": 1})).scheduler.classes["gold"].rank == 1
 
 
-@pytest.mark.parametrize(("mode", "prefills"), [("off", 0), ("static", 2)])
-def test_number_of_prefill_replicas(mode: str, prefills: int) -> None:
-    scaling = nested("deployment_config.autoscaling_config", {"min_replicas": 3, "max_replicas": 4})
-    settings = read_settings(scaling | nested("disaggregation", {"mode": mode, "prefill_replicas": 2}))
-    assert settings.prefill_replicas == prefills == _scheduler_config(settings).terms.prefill_replicas
+@pytest.mark.parametrize(
+    ("mode", "given", "prefills"),
+    [("off", 2, 0), ("static", None, 1), ("static", 2, 2), ("auto", None, 3), ("auto", 2, 2)],
+)
+def test_number_of_prefill_replicas(mode: str, given: int | None, prefills: int) -> None:
+    scaling = nested("deployment_config.autoscaling_config", {"min_replicas": 4, "max_replicas": 4})
+    settings = read_settings(scaling | nested("disaggregation", {"mode": mode, "prefill_replicas": given}))
+    terms = _scheduler_config(settings).terms
+    assert settings.prefill_replicas == prefills == terms.prefill_replicas
+    assert terms.auto_prefills == (mode == "auto")
 
 
 def test_classes_and_their_levels() -> None:

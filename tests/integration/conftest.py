@@ -192,6 +192,12 @@ def disaggregated(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def disaggregated_as_it_pays(stage: Stage) -> Application:
+    """Three replicas that keep the pace of a GPU, of which as many are for prefills as pay."""
+    return stage.show("disaggregated_as_it_pays", _disaggregated_as_it_pays())
+
+
+@pytest.fixture
 def without_copies(stage: Stage) -> Application:
     """Two replicas that keep the pace of a GPU, without copies between replicas."""
     return stage.show("without_copies", _without_copies())
@@ -316,6 +322,12 @@ def _disaggregated() -> dict[str, Any]:
     args["deployment_config"]["autoscaling_config"] = {"min_replicas": 3, "max_replicas": 3}
     args["scheduler"] = {"policy": "pack", "mode": "act", "epoch_s": 0.5, "cooldown_s": 1.0}
     args["disaggregation"] = {"mode": "static", "prefill_replicas": 1}
+    return config
+
+
+def _disaggregated_as_it_pays() -> dict[str, Any]:
+    config = _disaggregated()
+    config["applications"][0]["args"]["disaggregation"] = {"mode": "auto"}
     return config
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.chaos.offers import undisturbed
+from tests import counts
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt, total
 
 STREAMS, LONG, OUTPUT = 6, 2000, 150
@@ -109,3 +110,29 @@ async def test_an_operator_sets_a_role_that_a_new_scheduler_knows(disaggregated:
         for replica in (first, second):
             await client.set_role(replica, None)
         await roles(client)
+
+
+@pytest.mark.skipif(not counts.LONG, reason="MELL_TEST_LONG adds it")
+async def test_replicas_are_for_prefills_where_that_pays(disaggregated_as_it_pays: Application) -> None:
+    """Prefills of a second beside short answers: they would stop the decoding of all for a second."""
+    async with disaggregated_as_it_pays.client() as client:
+        assert (await client.state())["disaggregation"]["reason"] == "measuring"
+        reading: list[asyncio.Task[None]] = []
+        answers: list[tuple[Answer, list[int]]] = []
+        async with asyncio.timeout(120):
+            while (await client.state())["disaggregation"]["apart_share"] < 0.3:
+                answer, tokens = Answer(), prompt(1000, f"as it pays {len(answers)}")
+                reading.append(asyncio.create_task(client.stream(answer, tokens, 30, f"as-it-pays-{len(answers)}")))
+                answers.append((answer, tokens))
+                await asyncio.sleep(0.8)
+        shown = (await client.state())["disaggregation"]
+        assert shown["reason"] == "times" and shown["prefill_replicas"] > 0
+        predicted = {int(number): seconds for number, seconds in shown["predicted_s"].items()}
+        assert predicted[shown["prefill_replicas"]] < predicted[0]
+        assert "prefill" in {replica["role"] for replica in await client.running()}
+        await asyncio.gather(*reading)
+        for answer, tokens in answers:
+            assert answer.finish == "length" and answer.text == undisturbed(tuple(tokens), 30)
+        records = [m for m in await client.migrations() if m["trigger"] == "disaggregate"]
+        assert records and {m["path"] for m in records if m["outcome"] == "committed"} == {"kv"}
+        await client.idle()

@@ -132,6 +132,13 @@ class State(Described):
         description="The reason for opening replicas (`up`) and for closing none (`kept`), with the numbers that "
         "decide. Only in the mode `act`.",
     )
+    disaggregation: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The number of replicas for prefills, at most `at_most`, and its reason: `measuring`, `room` (with "
+        "more, the others would lack it), `overload` (no number keeps up with the arrivals) or `times`; the predicted "
+        "times of a job by that number (`predicted_s`), and the share of the newest prompts that are prefilled there. "
+        "Only with `disaggregation.mode` `auto`.",
+    )
     routing: dict[str, Any] = Field(
         default_factory=dict,
         description="The routing of arrivals: its `kind`, the engines' `names` for KV blocks or the reason for none "

@@ -29,7 +29,7 @@ from app.ingress.page.charts import Point
 MIGRATIONS = 100
 POINTS = 400
 """Five minutes."""
-_HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling")
+_HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling", "disaggregation")
 _OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role", "role_by_hand")
 _MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),

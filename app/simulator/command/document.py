@@ -115,6 +115,7 @@ def _setup(order: SimulationOrder) -> Metrics:
         "routing": str(setup.routing),
         "copies": setup.copies,
         "prefill_gpus": setup.prefill_gpus,
+        "auto_prefills": setup.auto_prefills,
         "sizes": str(setup.sizes),
         "batched": setup.batched,
         "moves_per_epoch": setup.limits.moves_per_epoch,

@@ -284,6 +284,12 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
         help="GPUs for prefills alone: requests move by KV to the others, which decode; needs costs with migrations "
         "(default: %(default)g, every GPU does both)",
     )
+    add(
+        "--auto-prefills",
+        action="store_true",
+        help="--prefill-gpus is a maximum: as many GPUs are for prefills as make jobs shortest by prediction, and get "
+        "the prompts whose prefill costs less there",
+    )
 
 
 def _add_epochs(group: "argparse._ArgumentGroup") -> None:

@@ -205,6 +205,8 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
     """The cluster. In a plan one GPU is always there, as under an autoscaler, and moves have the live limits."""
     if horizon_s < given.epoch:
         raise BadInput(f"The horizon of {horizon_s:g} s ends before the first epoch of {given.epoch:g} s.")
+    if given.auto_prefills and not given.prefill_gpus:
+        raise BadInput("--auto-prefills needs --prefill-gpus N, the most GPUs that are for prefills.")
     require_positive("decode rate", given.decode_rate)
     if given.decode_rate * given.epoch < 1:
         raise BadInput(f"At {given.decode_rate:g} tokens/s a request gets no token in an epoch of {given.epoch:g} s.")
@@ -241,6 +243,7 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
         routing=Routing(given.routing),
         copies=given.copies,
         prefill_gpus=given.prefill_gpus,
+        auto_prefills=given.auto_prefills,
         sizes=Sizes(given.sizes),
     )
 

@@ -27,7 +27,8 @@ class Setup:
     Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
     `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
     moves. `sizes` are those for which decisions want room on a replica. `prefill_gpus` replicas are for prefills alone,
-    with costs of moves; what the others compute `returns` to these where that pays.
+    with costs of moves; what the others compute `returns` to these where that pays. With `auto_prefills` that is their
+    maximum.
     """
 
     capacity: Tokens
@@ -47,6 +48,7 @@ class Setup:
     routing: Routing = Routing.TREE
     copies: bool = False
     prefill_gpus: int = 0
+    auto_prefills: bool = False
     returns: bool = True
     sizes: Sizes = Sizes.BLIND
     classes: ServiceClasses = NO_CLASSES

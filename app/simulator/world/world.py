@@ -469,13 +469,14 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         decode_rate=rate,
         per_node=setup.gpus_per_node,
         service=setup.service,
-        speed=speed_of(costs) if follows or setup.block_tokens else None,
+        speed=speed_of(costs) if follows or setup.block_tokens or setup.auto_prefills else None,
         routing=setup.routing,
         sizes=setup.sizes,
         copies=setup.copies and migration is not None,
         classes=setup.classes,
         prefill_replicas=setup.prefill_gpus if migration is not None else 0,
         returns=setup.returns and setup.prefill_gpus > 0 and migration is not None,
+        auto_prefills=setup.auto_prefills and migration is not None,
     )
 
 

@@ -148,6 +148,24 @@ def test_the_reasons_for_the_number_of_replicas(changed: dict[str, Any], line: s
     assert f"\n{line}" in status(state(replica("a"), scaling=scaling | changed), width=100)
 
 
+@pytest.mark.parametrize(
+    ("reason", "predicted", "why"),
+    [
+        ("measuring", {}, "too little is known yet"),
+        ("room", {}, "with more of them the others would lack room"),
+        ("overload", {}, "no number of them keeps up with the arrivals"),
+        ("times", {"0": 2.5, "1": 1.25}, "predicted times of a job are 0: 2.50 s, 1: 1.25 s"),
+        ("unknown to this version", {}, "unknown to this version"),
+    ],
+)
+def test_the_reasons_for_the_number_of_replicas_for_prefills(
+    reason: str, predicted: dict[str, float], why: str
+) -> None:
+    shown = {"prefill_replicas": 1, "at_most": 3, "reason": reason, "apart_share": 0.25, "predicted_s": predicted}
+    line = f"1 of at most 3 replicas for prefills, 25% of the newest prompts there: {why}"
+    assert f"\n{line}" in status(state(replica("a"), disaggregation=shown), width=120)
+
+
 def test_migrations_at_80_columns() -> None:
     lines = render_migrations(parse_records(MOVED["migrations"]), 80)
     assert drawn(Group(*lines)).splitlines() == [

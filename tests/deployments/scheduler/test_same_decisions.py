@@ -28,6 +28,7 @@ from deployments.scheduler.recording import Epoch
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
+from policies.cost.service import ReplicaSpeed
 from policies.decision.observation import ENGINE, PoolReport, Status
 from policies.decision.placement import Decision, Place
 from policies.decision.reports import status_of
@@ -191,15 +192,17 @@ class Kept:
 
 
 class ScriptedScheduler:
-    """The live scheduler over fake replicas; its time is the script's."""
+    """The live scheduler over fake replicas, which report no steps; its time is the script's."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, speed: ReplicaSpeed | None = None) -> None:
         self.now = 0.0
         self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
         clock = lambda: self.now  # noqa: E731
         parts = self.told, self.members, self.listing, FakeScaler(MOST), Telemetry(), clock, clock, FakeRoles()
         self.core = LiveScheduler(ReplicaId("s"), config, 1, *parts)
         self.core._epochs._recorder = self.kept
+        memory = self.core._memory.pool()
+        memory.terms = replace(memory.terms, speed=speed)
 
     async def play(self, script: list[Look | Arrived | tuple[Plan, ...]]) -> None:
         """Live through the script; every decision is compared with the script's."""
@@ -235,12 +238,12 @@ class ScriptedScheduler:
             await asyncio.sleep(0)
 
 
-def jobs(dice: random.Random, seconds: float) -> Iterator[Job]:
-    """Requests that come in waves, some as large as half of a replica."""
+def jobs(dice: random.Random, seconds: float, output: int, rate: float) -> Iterator[Job]:
+    """Requests that come in waves, some as large as half of a replica, with answers of `output` tokens at most."""
     now, number = 0.0, 0
-    while (now := now + dice.expovariate(dice.choice([0.2, 1.0, 2.0]))) < seconds:
+    while (now := now + dice.expovariate(rate * dice.choice([0.2, 1.0, 2.0]))) < seconds:
         prompt = dice.randint(1, dice.choice([200, 1000, 1900]))
-        yield Job(RequestId(f"r{number}"), now, Tokens(prompt), Tokens(dice.randint(1, 1500)))
+        yield Job(RequestId(f"r{number}"), now, Tokens(prompt), Tokens(dice.randint(1, output)))
         number += 1
 
 
@@ -250,6 +253,7 @@ CONFIGS = [
     {"headroom_s": 2.0, "moves_at_once": 2, "slowdown": 0.05},
     {"prefill_replicas": 1, "cooldown_s": 5.0},
     {"prefill_replicas": 2, "moves_at_once": 4, "moves_per_epoch": 2, "cooldown_s": 0.0},
+    {"prefill_replicas": 3, "auto_prefills": True, "cooldown_s": 2.0},
 ]
 
 
@@ -258,6 +262,7 @@ CONFIGS = [
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(CONFIGS), st.integers(0, 1 << 32))
 @example("load_balance", CONFIGS[0], 125)  # a request is preempted during its move
 @example("pack", CONFIGS[4], 244)
+@example("worst_fit", CONFIGS[5], 1)
 async def test_one_history_gives_the_same_plans_live_and_simulated(
     spec: str, chosen: dict[str, float], seed: int
 ) -> None:
@@ -278,13 +283,15 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
         moves_at_once=config.moves_at_once,
         moves_per_replica=config.terms.moves_per_replica,
         prefill_gpus=config.prefill_replicas,
+        auto_prefills=config.auto_prefills,
     )
     costs = replace(COSTS, migration=replace(COSTS.migration, slowdown=config.slowdown))  # type: ignore[type-var]
     terms = terms_of(setup, costs)
-    assert replace(terms, policy=spec, limits=config.terms.limits) == config.terms
+    assert replace(terms, policy=spec, limits=config.terms.limits, speed=None) == config.terms
     log = Log()
     world = Written(spec, setup, log)
     world._memory.terms = replace(world._memory.terms, boundaries=config.terms.boundaries)
     world._memory.estimates._boundaries = config.terms.boundaries
-    world.run(list(jobs(random.Random(seed), 50.0)))
-    await ScriptedScheduler(config).play(world.script)
+    load = (100, 6.0) if config.auto_prefills else (1500, 1.0)
+    world.run(list(jobs(random.Random(seed), 50.0, *load)))
+    await ScriptedScheduler(config, terms.speed).play(world.script)

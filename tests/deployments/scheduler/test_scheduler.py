@@ -772,6 +772,16 @@ async def test_early_epochs_come_early_but_not_at_once() -> None:
     loop.cancel()
 
 
+@pytest.mark.parametrize("auto", [True, False])
+async def test_the_number_of_replicas_for_prefills_is_in_state_if_it_is_decided(auto: bool) -> None:
+    config = SchedulerConfig(mode=Mode.ACT, bounds=(2, 2), prefill_replicas=1, auto_prefills=auto)
+    scheduler = Scheduler(Fleet(make_report("a"), make_report("b")), config)
+    await scheduler.epoch()
+    shown = (await scheduler.core.state()).get("disaggregation")
+    none = {"prefill_replicas": 0, "at_most": 1, "reason": "measuring", "apart_share": 0.0, "predicted_s": {}}
+    assert shown == (none if auto else None)
+
+
 async def test_a_prefill_is_moved_on_in_an_early_epoch() -> None:
     """From the one replica that is for prefills to one that decodes, if its placement came without this move."""
     config = SchedulerConfig(

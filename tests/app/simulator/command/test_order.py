@@ -45,6 +45,15 @@ def test_options_reach_the_setup() -> None:
     assert setup.limits == Limits(moves_per_epoch=4, cooldown_s=5, headroom_s=6)
 
 
+def test_number_of_gpus_for_prefills_is_given_or_decided_up_to_a_maximum() -> None:
+    given = ("--prefill-gpus", "2")
+    for auto in (False, True):
+        setup = order(*TRACE, *POLICY, *given, *(["--auto-prefills"] if auto else [])).setup
+        assert (setup.prefill_gpus, setup.auto_prefills) == (2, auto)
+    with pytest.raises(BadInput, match="--auto-prefills needs --prefill-gpus N"):
+        order(*TRACE, *POLICY, "--auto-prefills")
+
+
 def test_classes_have_ranks_shares_and_levels() -> None:
     given = ("--class", "chat:rank=2,share=0.25,itl_p99=50", "--class", "batch", "--overtake", "7")
     made = order(*POISSON, *POLICY, "--costs", "a100-40g-13b-pcie", *given)
