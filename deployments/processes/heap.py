@@ -10,20 +10,26 @@ YOUNG = 20_000
 """The number of new objects after which the youngest are collected. Python's 700 are fewer than one engine step makes
 of 64 requests, and each collection visits the objects of requests under way, of which none can be freed."""
 
+PERIOD = 10 * YOUNG
+"""The same in a process that freezes its heap in periods. An epoch of a thousand replicas makes more than YOUNG
+objects: a collection in its midst would hold up placements, and the next freeze collects them anyway."""
+
 OLDER = 1
 """The number of collections of younger objects between two of older ones. With Python's 10, garbage in cycles would
 grow to millions of objects. With 1, all are collected after 80,000 new ones, about as by default (85,000)."""
 
 
-def freeze_heap() -> None:
+def freeze_heap(young: int = YOUNG) -> None:
     """Exempt all present objects from garbage collection. To be called once the process is ready to serve.
+
+    From then on `young` new objects cause a collection of the youngest.
 
     Modules and their contents are some hundred thousand objects. A full collection would visit all of them, and stall
     all streams through this process meanwhile.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, OLDER, OLDER)
+    gc.set_threshold(young, OLDER, OLDER)
 
 
 async def keep_heap_frozen(period_s: float) -> None:
@@ -35,5 +41,5 @@ async def keep_heap_frozen(period_s: float) -> None:
     while True:
         for _ in range(max(1, round(THAW_S / period_s))):
             await asyncio.sleep(period_s)
-            freeze_heap()
+            freeze_heap(PERIOD)
         gc.unfreeze()

@@ -88,9 +88,11 @@ class Epochs:
     async def epoch(self) -> None:
         """Run one epoch of all pools. Raises `Refused` if a newer scheduler has replaced this one."""
         await asyncio.gather(*(pool.gather() for pool in self._pools))
+        await asyncio.sleep(0)
         now = self._clock()
         passed_s, self.last = now - self.last, now
         seen = Observation(now, tuple(pool.observe() for pool in self._pools))
+        await asyncio.sleep(0)
         states = (state for pool in self._pools for state in pool.states())
         self._telemetry.epoch(states, passed_s, sum(pool.scaler.wanted for pool in self._pools))
         resting = self._resting(now)

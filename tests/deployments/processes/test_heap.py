@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.processes.heap import THAW_S, YOUNG, freeze_heap, keep_heap_frozen
+from deployments.processes.heap import PERIOD, THAW_S, YOUNG, freeze_heap, keep_heap_frozen
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,21 @@ async def test_a_heap_that_is_kept_frozen_is_collected_as_a_whole_now_and_then()
         assert seen() is not None, "frozen"
         await asyncio.sleep(THAW_S)
         assert seen() is None
+    finally:
+        freezing.cancel()
+        gc.unfreeze()
+
+
+@pytest.mark.virtual_time
+async def test_objects_of_an_epoch_cause_no_collection_where_the_heap_is_kept_frozen() -> None:
+    freezing = asyncio.create_task(keep_heap_frozen(1.0))
+    try:
+        await asyncio.sleep(1.5)
+        before = gc.get_stats()[0]["collections"]
+        epoch = [[number] for number in range(PERIOD // 2)]
+        assert gc.get_stats()[0]["collections"] == before, len(epoch)
+        await asyncio.sleep(1.0)
+        assert gc.get_stats()[2]["collections"] > 0 and gc.get_freeze_count() > len(epoch)
     finally:
         freezing.cancel()
         gc.unfreeze()
