@@ -1,8 +1,8 @@
 """Two replicas without Ray, in this process: requests move between them by Mell's own protocol.
 
-Both may be on one engine of vLLM. They share no KV: each has a salt of its own, with which its requests' blocks have
-other names in the prefix cache. So a move by KV copies blocks to other blocks, and a move by tokens computes them anew,
-as between two engines.
+Both may be on one engine of vLLM. They share no KV then: each has a salt of its own, with which its requests' blocks
+have other names in the prefix cache. So a move by KV copies blocks to other blocks, and a move by tokens computes them
+anew, as between two engines.
 """
 
 import asyncio
@@ -23,8 +23,9 @@ from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.returning import Returns
 from deployments.replica.transports import make_slots, make_transport, size_slots
-from migration.protocol.continuing import plain_spec
+from migration.protocol.continuing import apart, plain_spec
 from migration.protocol.core_messages import decode_request, encode_request
 from migration.protocol.cursor import Cursor
 from migration.protocol.errors import Refused
@@ -34,6 +35,7 @@ from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpe
 from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
@@ -56,10 +58,11 @@ class DirectPeer:
 
     def __init__(self, replica: "RealReplica") -> None:
         self.id = replica.id
+        self._replica = replica
         self._moves = replica.moves
 
     async def prepare(self, message: Prepare) -> Prepared:
-        return self._moves.prepare(replace(message, spec=salted(message.spec, self.id)))
+        return self._moves.prepare(replace(message, spec=self._replica.own(message.spec)))
 
     async def load(self, message: CopyRound) -> None:
         await self._moves.load(message)
@@ -81,18 +84,21 @@ class DirectPeer:
 
 
 class RealReplica:
-    """A replica as `EngineReplica` makes it, without Serve."""
+    """A replica as `EngineReplica` makes it, without Serve. It `shares` its engine with another one, or not."""
 
-    def __init__(self, name: str, engine: VllmEngine, replicas: "dict[ReplicaId, RealReplica]") -> None:
+    def __init__(
+        self, name: str, engine: VllmEngine, replicas: "dict[ReplicaId, RealReplica]", shares: bool = True
+    ) -> None:
         self.id = ReplicaId(name)
         self.engine = engine
+        self._shares = shares
         self.outboxes = Outboxes(time.monotonic)
         self.host = RequestHost(engine, self.outboxes, time.monotonic, lambda: 1_000_000)
         settings = MigrationSettings()
         sizes = size_slots(settings, engine.fingerprint, engine.max_context, False)
         self.slots = make_slots(settings, sizes)
         self.transport = make_transport(settings, sizes)
-        world = MigrationWorld(
+        self._world = MigrationWorld(
             self.id,
             self.host,
             engine,
@@ -102,8 +108,18 @@ class RealReplica:
             time.monotonic,
             time.time,
         )
-        self.moves = Moves(world, self.host, lambda to: DirectPeer(replicas[to]), settings.lease_s)
-        self.copies = Copies(world, engine, lambda to: DirectPeer(replicas[to]), settings.lease_s)
+        self.moves = Moves(self._world, self.host, lambda to: DirectPeer(replicas[to]), settings.lease_s)
+        self.copies = Copies(self._world, engine, lambda to: DirectPeer(replicas[to]), settings.lease_s)
+        self.returns = Returns(self.id, self.copies.copy, lambda: False, time.monotonic)
+        self.host.on_context = self.returns.add
+
+    def own(self, spec: RequestSpec) -> RequestSpec:
+        """The request as it runs here."""
+        return salted(spec, self.id) if self._shares else spec
+
+    def hide_handed_over(self, hides: bool) -> None:
+        """Have the moves from here leave nothing for others at their targets, or leave it again."""
+        self.moves._world = replace(self._world, hides_handed_over=hides)
 
 
 class EnginePair:
@@ -114,7 +130,7 @@ class EnginePair:
         self.engine = engine
         self.replicas: dict[ReplicaId, RealReplica] = {}
         for name, own in (("a", engine), ("b", other or engine)):
-            replica = RealReplica(name, own, self.replicas)
+            replica = RealReplica(name, own, self.replicas, shares=other is None)
             self.replicas[replica.id] = replica
         self.cursors: dict[RequestId, Cursor] = {}
         self.lost: dict[RequestId, str] = {}
@@ -134,10 +150,12 @@ class EnginePair:
         tokens: int,
         moves: Sequence[tuple[int, str]] = (),
         on: str = "a",
+        tenant: str | None = None,
         **sampling: Any,
     ) -> "tuple[tuple[int, ...], list[MigrationRecord]]":
         """The output of a request, and its moves: behind that many tokens each, to the other replica, by that path."""
-        spec, cursor = self._submit(name, prompt, tokens, on, sampling)
+        spec = self._spec(name, prompt, tokens, on, tenant, sampling)
+        cursor = self._start(spec, on)
         records: list[MigrationRecord] = []
         here, there = on, "a" if on == "b" else "b"
         for at, path in moves:
@@ -158,40 +176,75 @@ class EnginePair:
         self, name: str, prompt: Sequence[int], tokens: int, beyond: int, on: str = "a", **sampling: Any
     ) -> tuple[tuple[int, ...], MigrationRecord]:
         """The output of a request that is ordered to move by KV once more than `beyond` tokens of it are computed."""
-        spec, cursor = self._submit(name, prompt, tokens, on, sampling)
+        spec = self._spec(name, prompt, tokens, on, None, sampling)
+        cursor = self._start(spec, on)
         await self[on].engine.computed_beyond(self[on].host.snapshot(spec.id).key, Tokens(beyond))
         record = await self._move(spec, on, "a" if on == "b" else "b", PathRequest.KV)
         await self._until(spec, lambda: cursor.finish is not None)
         return tuple(cursor.tokens), record
 
-    def names(self, replica: str, prompt: Sequence[int]) -> Sequence[int]:
+    async def hand_over(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        tokens: int,
+        tenant: str,
+        returns: bool,
+        back: int | None,
+        sampling: Mapping[str, Any],
+    ) -> tuple[tuple[int, ...], MigrationRecord]:
+        """The output of a request that is prefilled on a and decodes on b; its move is ordered with it.
+
+        Its KV is for requests of the `tenant` alone. Its context `returns` to a, or not. Behind `back` tokens it moves
+        to a, and then on to b.
+        """
+        spec = self._spec(name, prompt, tokens, "a", tenant, sampling)
+        spec = replace(spec, returns_to=ReplicaId("a") if returns else None)
+        cursor = self._start(spec, "a")
+        record = await self._move(spec, "a", "b", PathRequest.KV, Reason.DISAGGREGATE)
+        if back is not None:
+            await self._until(spec, lambda: len(cursor.tokens) >= back)
+            for source, target in ("ba", "ab"):
+                if cursor.finish is None:
+                    again = await self._move(spec, source, target, PathRequest.KV)
+                    assert again.outcome == "committed" or again.cause is Cause.REQUEST_ENDED, again
+        await self._until(spec, lambda: cursor.finish is not None)
+        return tuple(cursor.tokens), record
+
+    def names(self, replica: str, prompt: Sequence[int], tenant: str | None = None) -> Sequence[int]:
         """The names of a prompt's blocks on a replica."""
-        return self[replica].engine.names(salted(plain_spec("names", tuple(prompt), 1, ingress=INGRESS), replica), ())
+        return self[replica].engine.names(self._spec("names", prompt, 1, replica, tenant, {}), ())
 
     async def copy(self, name: str, prompt: Sequence[int], source: str, target: str) -> CopyRecord:
         """Copy the blocks of a prompt from one replica to the other."""
-        spec = salted(plain_spec(name, tuple(prompt), 1, ingress=INGRESS), source)
-        return await self[source].copies.copy(CopyOrder(name, spec, CopyReason.MANUAL), ReplicaId(target))
+        order = CopyOrder(name, self._spec(name, prompt, 1, source, None, {}), CopyReason.MANUAL)
+        return await self[source].copies.copy(order, ReplicaId(target))
 
-    def _submit(
-        self, name: str, prompt: Sequence[int], tokens: int, on: str, sampling: Mapping[str, Any]
-    ) -> tuple[RequestSpec, Cursor]:
-        spec = salted(plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling), on)
+    def _spec(
+        self, name: str, prompt: Sequence[int], tokens: int, on: str, tenant: str | None, sampling: Mapping[str, Any]
+    ) -> RequestSpec:
+        spec = plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling)
+        return self[on].own(spec if tenant is None else apart(spec, tenant))
+
+    def _start(self, spec: RequestSpec, on: str) -> Cursor:
         self.cursors[spec.id] = cursor = Cursor()
         self[on].moves.submit(spec, 0, ())
-        return spec, cursor
+        return cursor
 
     def close(self) -> None:
         for task in self._readers:
             task.cancel()
         for replica in self.replicas.values():
+            replica.returns.close()
             replica.slots.close()
 
-    async def _move(self, spec: RequestSpec, source: str, target: str, path: PathRequest) -> MigrationRecord:
+    async def _move(
+        self, spec: RequestSpec, source: str, target: str, path: PathRequest, reason: Reason = Reason.MANUAL
+    ) -> MigrationRecord:
         self._moves += 1
         moves = self[source].moves
         id = f"m{self._moves}"
-        moves.start(Order(id, spec.id, path, Reason.MANUAL), ReplicaId(target))
+        moves.start(Order(id, spec.id, path, reason), ReplicaId(target))
         async with asyncio.timeout(30):
             while True:
                 (record,) = (record for record in moves.records() if record.id == id)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.config import Caching
 from migration.kv.staging import HEADER
 from migration.protocol.messages import Shard
 from migration.protocol.ports import Slot
@@ -18,6 +19,9 @@ from tests.counts import scaled
 from tests.integration.models.pair import BLOCK, CHUNK, EnginePair, prompt_of
 
 HANDOVERS, AT_ONCE = scaled(60), 3
+TURNS, OUTPUT, ASKED = 3, 40, 20
+CONVERSATIONS = scaled(60) // TURNS
+"""Their turns are the hand-overs of each caching setting."""
 NOISY = 6 * CHUNK + 5
 """The tokens of a prompt with a noisy block."""
 KINDS: tuple[dict[str, Any], ...] = (
@@ -35,6 +39,16 @@ async def test_requests_move_during_their_prefill(two_engines: EnginePair) -> No
     await moved_requests_give_what_unmoved_ones_give(two_engines)
     for index in (0, NOISY // BLOCK - 1):
         await noise_in_one_block_changes_the_output(two_engines, index)
+
+
+@pytest.mark.asyncio(loop_scope="package")
+@pytest.mark.parametrize("caching", Caching)
+async def test_conversations_give_what_uncached_ones_give(two_engines: EnginePair, caching: Caching) -> None:
+    """Each turn is handed over from a to b, which find of earlier turns what the setting says."""
+    for first in range(0, CONVERSATIONS, AT_ONCE):
+        numbers = range(first, min(first + AT_ONCE, CONVERSATIONS))
+        await asyncio.gather(*(converse(two_engines, caching, number) for number in numbers))
+        await forget(two_engines)
 
 
 async def forget(pair: EnginePair) -> None:
@@ -80,6 +94,47 @@ async def moved_requests_give_what_unmoved_ones_give(pair: EnginePair) -> None:
     assert len(followed) > 0.8 * len(records), [r for r in records if r not in followed]
     assert sum(record.rounds > 1 for record in followed) > len(followed) / 2, "blocks were copied during the prefill"
     assert len(outputs) > 0.9 * len(records), "the model repeats itself: equality would prove nothing"
+
+
+async def converse(pair: EnginePair, caching: Caching, number: int) -> None:
+    draw = random.Random(f"conversation {number}")
+    asked = answered = range(1)
+    """The blocks that are known of the context from its turn before: at the end of its prefill, and at its own."""
+    context = prompt_of(draw.randrange(4 * BLOCK, 5 * CHUNK), f"conversation {number}")
+    pair["a"].hide_handed_over(caching is Caching.PREFILL)
+    for turn in range(TURNS):
+        name, kind = f"{caching} {number}.{turn}", KINDS[(TURNS * number + turn) % len(KINDS)]
+        tenant = name if caching is Caching.NONE else f"{caching}"
+        found = {
+            Caching.NONE: (range(1), range(1)),
+            Caching.PREFILL: (asked, range(1)),
+            Caching.DECODE: (asked, answered),
+            Caching.FULL: (answered, answered),
+        }[caching]
+        await cached(pair, context, tenant, found)
+        want, _ = await pair.run(f"{name} unmoved", context, OUTPUT, on="b", tenant=f"{name} alone", **kind)
+        back = OUTPUT // 2 if turn == TURNS - 1 else None
+        got, record = await pair.hand_over(name, context, OUTPUT, tenant, caching is Caching.FULL, back, kind)
+        assert got == want, (name, len(context), record)
+        assert (record.outcome, record.path, record.cause) == (Outcome.COMMITTED, Path.KV, None), record
+        assert record.present in found[1] and record.tokens is not None, record
+        # Two steps may have been in flight as the request left a.
+        asked = range((record.tokens - 1) // BLOCK, (record.tokens + 1) // BLOCK + 1)
+        blocks = (len(context) + len(got) - 1) // BLOCK
+        answered = range(blocks, blocks + 1)
+        context = [*context, *got, *prompt_of(ASKED, name)]
+
+
+async def cached(pair: EnginePair, context: Sequence[int], tenant: str, blocks: tuple[range, range]) -> None:
+    """Wait until a and b have as many blocks of a context: the last ones of an answer return, and events follow."""
+    names = [(replica, pair.names(replica, context, tenant)) for replica in "ab"]
+    async with asyncio.timeout(20):
+        while True:
+            held = [pair[replica].engine.mirror.held(there).hbm for replica, there in names]
+            if held[0] in blocks[0] and held[1] in blocks[1]:
+                return
+            assert held[0] <= blocks[0][-1] and held[1] <= blocks[1][-1], (tenant, held, blocks)
+            await asyncio.sleep(0.01)
 
 
 async def noise_in_one_block_changes_the_output(pair: EnginePair, index: int) -> None:

@@ -16,7 +16,7 @@ from migration.protocol.request import RequestSpec
 from migration.run.slots import Slots
 from policies.model import Blocks
 from tests.counts import LONG
-from tests.integration.models.pair import BLOCK, EnginePair, RealReplica, prompt_of, salted
+from tests.integration.models.pair import BLOCK, EnginePair, RealReplica, prompt_of
 
 CONTEXTS = 40 if LONG else 6
 PROMPT, OUTPUT = 6 * BLOCK + 5, 2 * BLOCK
@@ -52,7 +52,7 @@ async def test_cached_contexts_are_recomputed(two_engines: EnginePair) -> None:
         assert audit.ended == {Recomputed.EQUAL: CONTEXTS}
 
     engine = pair["a"].engine
-    right, wrong = (salted(plain_spec(n, tuple(prompt_of(PROMPT, n)), 2), "a") for n in ("r0", "wrong"))
+    right, wrong = (plain_spec(n, tuple(prompt_of(PROMPT, n)), 2) for n in ("r0", "wrong"))
     await poison(engine, pair["a"].slots, right, wrong)
     async with asyncio.timeout(10):
         while engine.present(wrong, ()).hbm < 6:  # Named by a later step.
