@@ -7,7 +7,6 @@ moves and other copies, and is dropped if it waits too long.
 import asyncio
 import logging
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +17,10 @@ from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from policies.model import ReplicaId
 from policies.prefix.copies import CopyReason
-from policies.prefix.reuse import CHECK_S, PATIENCE_S
+from policies.prefix.returning import CHECK_S, ReturnQueue
 
 log = logging.getLogger("ray.serve")
 
-AT_MOST = 64
-"""The number of contexts that wait, the newest ones."""
 WITHIN_S = 5.0
 """The longest copy, in seconds."""
 
@@ -32,12 +29,11 @@ CopyTo = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """A context that waits for its copy to `to`, since the time `since`."""
+    """A context that waits for its copy to `to`."""
 
     spec: RequestSpec
     outputs: tuple[int, ...]
     to: ReplicaId
-    since: float
 
 
 class Returns:
@@ -48,7 +44,7 @@ class Returns:
         self._copy = copy
         self._waits = waits
         self._clock = clock
-        self._due: deque[_Due] = deque(maxlen=AT_MOST)
+        self._due: ReturnQueue[_Due] = ReturnQueue()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, spec: RequestSpec, outputs: Sequence[int]) -> None:
@@ -56,7 +52,7 @@ class Returns:
         to = spec.returns_to
         if to is None or to == self._replica:
             return
-        self._due.append(_Due(spec, tuple(outputs), to, self._clock()))
+        self._due.end(_Due(spec, tuple(outputs), to), self._clock())
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
 
@@ -67,13 +63,12 @@ class Returns:
             self._task.cancel()
 
     async def _work(self) -> None:
-        while self._due:
-            if self._clock() - self._due[0].since > PATIENCE_S:
-                self._due.popleft()
-            elif self._waits():
+        while (due := self._due.next(self._clock())) is not None:
+            if self._waits():
                 await asyncio.sleep(CHECK_S)
             else:
-                await self._return(self._due.popleft())
+                self._due.take()
+                await self._return(due)
 
     async def _return(self, due: _Due) -> None:
         order = CopyOrder(uuid.uuid4().hex[:16], due.spec, CopyReason.RETURN, due.outputs, WITHIN_S)

@@ -29,10 +29,6 @@ WEIGHT = 2.0
 """The weight of the pool's share, in turns."""
 MEMORY = 1000.0
 """The number of requests after which the older half counts half."""
-PATIENCE_S = 10.0
-"""The longest time that an ended context waits for its return, in seconds: its next turn may have begun by then."""
-CHECK_S = 0.05
-"""The time between two looks at what a waiting context waits for, in seconds."""
 SAMPLE = 256
 """The tokens for which a prefill and a copy are compared: an answer's, whose length is not known yet."""
 

@@ -22,6 +22,7 @@ from app.simulator.world.moving import Mover
 from app.simulator.world.observer import Observer, Transfer, TransferOutcome
 from app.simulator.world.replicas import Replicas
 from app.simulator.world.reports import Reports
+from app.simulator.world.returning import ReturningCopies
 from app.simulator.world.setup import Setup
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
@@ -40,7 +41,6 @@ from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.copies import Fetch
-from policies.prefix.reuse import CHECK_S, PATIENCE_S
 from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
@@ -75,6 +75,10 @@ class World:
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
         copies = self.mover if setup.copies and setup.block_tokens else None
         self._closing_copies = ClosingCopies(self.loop, copies, self.replicas.engines) if copies else None
+        returns = self.mover if setup.returns and setup.block_tokens else None
+        self._returning_copies = (
+            ReturningCopies(self.loop, returns, self.replicas.engines, Tokens(setup.block_tokens)) if returns else None
+        )
         self._succession = Succession(())
         self._arrived = 0
         self._starting: set[ReplicaId] = set()
@@ -122,7 +126,8 @@ class World:
         """See `EngineObserver`."""
         if self.mover:
             self.mover.over(live)
-        self._return(live, self.loop.now + PATIENCE_S)
+        if self._returning_copies:
+            self._returning_copies.add(live)
         self._reports.over.append(live)
         engine = self.replicas.engines.get(live.at) if live.at is not None else None
         if engine is not None and engine.cache is not None:
@@ -252,28 +257,6 @@ class World:
         give_up = self.mover.copy(donor, target, Tokens(missing * size), arrived)
         deadline = self.loop.at(self.loop.now + fetch.saves_s, Turn.LINK, late)
         return True
-
-    def _return(self, live: Live, until: float) -> None:
-        """Copy the context of an ended request back to where it was prefilled, once nothing else is on the links."""
-        engines, home = self.replicas.engines, live.returns_to
-        donor = None if live.at is None else engines.get(live.at)
-        target = None if home is None else engines.get(home)
-        if self.mover is None or donor is None or target is None or donor is target or self.loop.now > until:
-            return
-        if donor.cache is None or target.cache is None:
-            return
-        if self.mover.links.busy(self.mover.route(donor, target)):
-            self.loop.at(self.loop.now + CHECK_S, Turn.LINK, lambda: self._return(live, until))
-            return
-        names = live.job.context[: donor.cache.leading(live.job.context)]
-        missing = len(names) - target.cache.leading(names)
-
-        def arrived() -> None:
-            if engines.get(target.replica) is target:
-                target.take_in(names, self.loop.now)
-
-        if missing > 0:
-            self.mover.copy(donor, target, Tokens(missing * self._setup.block_tokens), arrived)
 
     # --- replicas -----------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from deployments.replica.returning import AT_MOST, Returns
+from deployments.replica.returning import Returns
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
@@ -13,7 +13,7 @@ from migration.run.donor import CopyOrder
 from policies.model import ReplicaId, RequestId
 from policies.plan import Move, Path, Reason
 from policies.prefix.copies import CopyReason
-from policies.prefix.reuse import CHECK_S, PATIENCE_S
+from policies.prefix.returning import AT_MOST, CHECK_S, PATIENCE_S
 from tests.migration.run.test_copies import A, B, make_cluster, prompt
 from tests.migration.run.test_kept import handed_over
 from tests.virtual_time import now
