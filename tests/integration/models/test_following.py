@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks
 from policies.plan import Path
 from tests.counts import scaled
-from tests.integration.models.pair import BLOCK, CHUNK, EnginePair, prompt_of
+from tests.integration.models.pair import BLOCK, CHUNK, EnginePair, RealReplica, prompt_of
 
 HANDOVERS, AT_ONCE = scaled(60), 3
 TURNS, OUTPUT, ASKED = 3, 40, 20
@@ -24,14 +25,20 @@ CONVERSATIONS = scaled(60) // TURNS
 """Their turns are the hand-overs of each caching setting."""
 NOISY = 6 * CHUNK + 5
 """The tokens of a prompt with a noisy block."""
+CALL = {
+    "type": "object",
+    "properties": {"name": {"enum": ["move"]}, "why": {"type": "string", "minLength": 200}},
+    "required": ["name", "why"],
+}
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.9, "seed": 7},
+    {"structured_outputs": {"json": {"type": "array", "minItems": 1, "items": CALL}, "_backend": "xgrammar"}},
     {"repetition_penalty": 1.3, "presence_penalty": 0.5, "min_tokens": 20},
     {"logprobs": 2},
     {"structured_outputs": {"regex": "(ab|cd|ef){300}", "_backend": "xgrammar"}},
 )
-"""Greedy and seeded sampling, penalties, logprobs, and a grammar."""
+"""Greedy and seeded sampling, a call of a tool, penalties, logprobs, and a grammar."""
 
 
 @pytest.mark.asyncio(loop_scope="package")
@@ -39,6 +46,7 @@ async def test_requests_move_during_their_prefill(two_engines: EnginePair) -> No
     await moved_requests_give_what_unmoved_ones_give(two_engines)
     for index in (0, NOISY // BLOCK - 1):
         await noise_in_one_block_changes_the_output(two_engines, index)
+    await noise_in_a_block_that_returns_is_noticed(two_engines)
 
 
 @pytest.mark.asyncio(loop_scope="package")
@@ -142,8 +150,38 @@ async def noise_in_one_block_changes_the_output(pair: EnginePair, index: int) ->
     prompt = prompt_of(NOISY, f"noise {index}")
     want, _ = await pair.run(f"without noise {index}", prompt, 60)
     await forget(pair)
-    engine, transport = pair["a"].engine, pair["a"].transport
-    gather, noisy = engine.gather, list[int]()
+    with noise_in_block(pair["a"], index) as noisy:
+        got, record = await pair.run_and_move_early(f"with noise {index}", prompt, 60, CHUNK)
+    assert by_kv(record) and len(noisy) == 1
+    assert got != want
+    await forget(pair)
+
+
+async def noise_in_a_block_that_returns_is_noticed(pair: EnginePair) -> None:
+    """Its checksum ends the copy, and the next turn computes the answer."""
+    prompt, output = prompt_of(NOISY, "returned"), 3 * BLOCK
+    with noise_in_block(pair["b"], NOISY // BLOCK + 1) as noisy:
+        got, _ = await pair.hand_over("returned", prompt, output, "returned", True, None, {})
+        async with asyncio.timeout(20):
+            while not (pair["b"].copies.made.ended and noisy):
+                await asyncio.sleep(0.01)
+            while pair["b"].copies.pending:
+                await asyncio.sleep(0.01)
+    context = [*prompt, *got, *prompt_of(ASKED, "returned next")]
+    assert len(noisy) == 1 and pair["a"].engine.mirror.held(pair.names("a", context, "returned")).hbm == NOISY // BLOCK
+    want, _ = await pair.run("returned alone", context, output, tenant="returned alone")
+    again, _ = await pair.hand_over("returned next", context, output, "returned", False, None, {})
+    assert again == want
+    await forget(pair)
+
+
+@contextmanager
+def noise_in_block(donor: RealReplica, index: int) -> Iterator[list[str]]:
+    """Noise in the copies of a context's block that leave a replica; the names of the contexts that had it.
+
+    The workers, which otherwise exchange the blocks by themselves, leave them to the replicas.
+    """
+    gather, noisy = donor.engine.gather, list[str]()
 
     async def with_noise(key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         shards = await gather(key, first, last, slots)
@@ -152,13 +190,10 @@ async def noise_in_one_block_changes_the_output(pair: EnginePair, index: int) ->
             begin = HEADER + (index - first) * size
             values = np.frombuffer(slots[0].memory[begin : begin + size], dtype=np.float32)
             values += np.random.default_rng(0).normal(scale=3, size=values.shape).astype(np.float32)
-            noisy.append(index)
+            noisy.append(key)
         return shards
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(transport), "direct", False)  # the workers would exchange the blocks by themselves
-        patch.setattr(engine, "gather", with_noise)
-        got, record = await pair.run_and_move_early(f"with noise {index}", prompt, 60, CHUNK)
-    assert by_kv(record) and noisy == [index]
-    assert got != want
-    await forget(pair)
+        patch.setattr(type(donor.transport), "direct", False)
+        patch.setattr(donor.engine, "gather", with_noise)
+        yield noisy
