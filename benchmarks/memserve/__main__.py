@@ -2,6 +2,9 @@
 
 Prints a table of all settings and the paper's claims with their verdicts; `--page` also writes both into
 docs/evaluation.md. The times of the index are processor time on this machine; all else is virtual time.
+
+`--live FILE` instead runs the settings of a pair of replicas on live paced engines, as far as FILE lacks these runs,
+and prints them beside simulated ones; 20 minutes for each of `--seeds`.
 """
 
 import argparse
@@ -11,6 +14,7 @@ from pathlib import Path
 from app.simulator.command.runs import available_processors
 from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.words import share, table, text_table
+from benchmarks.memserve import live
 from benchmarks.memserve.case import RATES, SCHEDULED, SHARES, STEPS, TRIPLE, PaperCase
 from benchmarks.memserve.claims import cases, scheduled, verdicts
 from benchmarks.memserve.results import Figures, simulated
@@ -25,9 +29,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--seeds", type=int, default=2, metavar="N", help="runs of each case (default: %(default)s)")
     add("--processes", type=int, default=available_processors(), metavar="N", help="parallel simulations")
+    add("--live", type=Path, metavar="FILE", help="file of live runs, to which missing ones are appended")
     add("--page", action="store_true", help="write the tables into docs/evaluation.md")
     given = parser.parse_args(argv)
-    parts = tables(simulated(cases(), given.seeds, given.processes))
+    parts = (
+        live.tables(live.measure(given.live, given.seeds))
+        if given.live
+        else tables(simulated(cases(), given.seeds, given.processes))
+    )
     print("\n\n".join(parts.values()))
     if given.page:
         PAGE.write_text(fill(PAGE.read_text(), parts))

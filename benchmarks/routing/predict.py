@@ -11,6 +11,7 @@ from app.simulator.world.world import simulate
 from benchmarks.economics.predict import HANDOVER_S, INGRESS_S, LIVE, MEMCPY_BYTES_PER_S, ROUND_S, TAIL_S, compute_costs
 from benchmarks.routing.case import BEGIN_S, PACE, POLICY, REPLICAS, System, session_requests
 from benchmarks.routing.live import RoutedAnswer, RoutingRun
+from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES
 from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
@@ -36,7 +37,7 @@ def predict(system: System, workload: str, seed: int) -> RoutingRun:
         routing=system.routing,
     )
     recorder = EventRecorder(lambda now: None)
-    simulate(jobs, policy(POLICY), setup, _costs(), recorder)
+    simulate(jobs, policy(POLICY), setup, paced_costs(PACE), recorder)
     lives = recorder.lives
     answers = [
         RoutedAnswer(
@@ -48,9 +49,10 @@ def predict(system: System, workload: str, seed: int) -> RoutingRun:
     return RoutingRun(system, workload, seed, 0.0, tuple(answers), predicted, delivered)
 
 
-def _costs() -> Costs:
+def paced_costs(pace: Pace) -> Costs:
+    """The costs of paced engines, and of moves between them through the memory of one machine."""
     link = LinkCosts(MEMCPY_BYTES_PER_S, ROUND_S)
     moving = MigrationCosts(
-        intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=PACE.block_size, handover_s=HANDOVER_S
+        intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=pace.block_size, handover_s=HANDOVER_S
     )
-    return Costs("paced", slots=False, ingress_s=INGRESS_S, compute=compute_costs(PACE), migration=moving)
+    return Costs("paced", slots=False, ingress_s=INGRESS_S, compute=compute_costs(pace), migration=moving)

@@ -61,7 +61,7 @@ def test_every_part_of_the_page_is_renewed(page: str) -> None:
     kept, renewed = (re.findall(r"<!-- (\S+) -->\n\n(.*?)\n\n<!-- end -->", text, re.DOTALL) for text in (KEPT, page))
     assert [name for name, _ in renewed] == [name for name, _ in kept]
     same = {name for (name, old), (_, new) in zip(kept, renewed, strict=True) if old == new}
-    of_others = {"memserve-claims", "memserve-settings", "disaggregation-modes"}
+    of_others = {"memserve-claims", "memserve-settings", "memserve-live", "disaggregation-modes"}
     assert {name for name in same if not dict(kept)[name].startswith("![")} == of_others
 
 
