@@ -5,8 +5,8 @@
 Two real engines on the CPU have small KV caches and small tiers of host memory. Prompts begin with one of a few common
 prefixes, which change slowly, so blocks are evicted, loaded from host memory and computed again all the time. Some
 requests move while they run, some go on with their answer as the second turn of a conversation, and prefixes are copied
-from one replica to the other and deleted. Requests sample greedily, with a seed or under penalties, have a grammar, or
-ask for logprobs.
+from one replica to the other and deleted. Requests sample greedily, with a seed or under penalties, have a grammar or
+the schema of a tool's call, or ask for logprobs.
 
 Each request is sent once more with a cache salt that no other has, so nothing of it is cached. Both answers must have
 the same tokens, and log-probabilities within `CLOSE`. Rounding depends on the other requests of a batch, so two answers
@@ -56,11 +56,18 @@ QUIET_S = 45.0
 COPY_EVERY_S = 0.7
 ANSWER_S = 120.0
 
+CALL: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["move"]}, "why": {"type": "string", "minLength": 400}},
+    "required": ["name", "why"],
+}
+"""A call of a tool, as vLLM demands it of an answer."""
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 0.9, "seed": 7},
     "penalties": {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
     "grammar": {"temperature": 0, "structured_outputs": {"regex": "(ab|cd|ef){300}"}},
+    "call": {"temperature": 0, "structured_outputs": {"json": {"type": "array", "minItems": 1, "items": CALL}}},
     "logprobs": {"temperature": 0, "logprobs": 3},
 }
 
@@ -174,7 +181,7 @@ async def judge_cached(
         worst = max((abs(a - b) for a, b in zip(answer.logprobs, computed.logprobs, strict=True)), default=0.0)
         return (CachedVerdict.SAME, "") if worst <= CLOSE else (CachedVerdict.DIFFERENT, f"logprobs differ by {worst}")
     place = next(i for i, (a, b) in enumerate(zip(answer.tokens, computed.tokens, strict=True)) if a != b)
-    if request.kind in ("greedy", "grammar", "logprobs"):
+    if request.kind in ("greedy", "grammar", "call", "logprobs"):
         again = await compute({"logprobs": 20, "return_tokens_as_token_ids": True})
         if again.tokens[:place] == answer.tokens[:place]:
             one, other = (again.tops[place].get(f"token_id:{each.tokens[place]}") for each in (answer, computed))
@@ -248,10 +255,11 @@ class CachedSoak:
 
         async def compute(more: Mapping[str, Any]) -> CachedAnswer:
             self._salts += 1
-            return await self._ask(request, f"{request.label}-{time.time_ns()}-{self._salts}", more)
+            salt = f"{request.label}-{time.time_ns()}-{self._salts}"
+            return await ask_cached(self._client, request, self._model, salt, more)
 
         try:
-            answer = await self._ask(request, None, {}, orders)
+            answer = await ask_cached(self._client, request, self._model, orders=orders)
             computed = await compute({})
             if computed.cached:
                 raise ValueError(f"{computed.cached} tokens are cached under a salt of its own")
@@ -264,24 +272,6 @@ class CachedSoak:
         done.tokens.update(prompt=len(request.prompt), cached=answer.cached)
         if verdict not in RIGHT:
             done.bad.append(f"{request.label}, {request.kind}: {why}")
-        return answer
-
-    async def _ask(
-        self, request: CachedRequest, salt: str | None, more: Mapping[str, Any], orders: list[str] | None = None
-    ) -> CachedAnswer:
-        """An answer. With `orders`, its request may move, and the order's id is added to them."""
-        answer, moves = CachedAnswer(), request.path is not None and orders is not None
-        label = request.label if orders is not None else ""
-        async with (
-            asyncio.timeout(ANSWER_S),
-            self._client.stream(request.body(self._model, salt, **more), label) as events,
-        ):
-            async for event in events:
-                answer.take(event)
-                if moves and len(answer.tokens) >= request.move_at and orders is not None:
-                    moves = False
-                    with contextlib.suppress(ErrorAnswer):  # The request may have ended by now.
-                        orders.append(await self._client.move(label, request.path or "auto"))
         return answer
 
     async def _keep_copying(self, number: int, done: CachedRound) -> None:
@@ -307,6 +297,30 @@ class CachedSoak:
                 done.copies[f"rejected {error.status}"] += 1
             except ClientError as error:
                 done.bad.append(f"copy of family {family}: {error!r}")
+
+
+async def ask_cached(
+    client: ApiClient,
+    request: CachedRequest,
+    model: str,
+    salt: str | None = None,
+    more: Mapping[str, Any] = {},
+    orders: list[str] | None = None,
+) -> CachedAnswer:
+    """An answer. With `orders`, its request may move, and the order's id is added to them."""
+    answer, moves = CachedAnswer(), request.path is not None and orders is not None
+    label = request.label if orders is not None else ""
+    async with (
+        asyncio.timeout(ANSWER_S),
+        client.stream(request.body(model, salt, **more), label) as events,
+    ):
+        async for event in events:
+            answer.take(event)
+            if moves and len(answer.tokens) >= request.move_at and orders is not None:
+                moves = False
+                with contextlib.suppress(ErrorAnswer):  # The request may have ended by now.
+                    orders.append(await client.move(label, request.path or "auto"))
+    return answer
 
 
 def second_turn(request: CachedRequest, answer: CachedAnswer, seed: object) -> CachedRequest:
