@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -19,14 +18,13 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.simulator.errors import BadInput
 from app.simulator.outcome.recorder import EventRecorder
-from app.simulator.workload.sessions import SHAPES, SessionRequest, sessions
 from app.simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
 from benchmarks.economics.predict import TAIL_S
 from benchmarks.evaluation.words import table
 from benchmarks.load import percentile
-from benchmarks.routing.case import BEGIN_S, PACE, POLICY, RoutedRequest, with_answers
+from benchmarks.routing.case import BEGIN_S, PACE, POLICY, RoutedRequest, session_requests, with_answers
 from benchmarks.routing.live import PORT, SETTLE_S, ask_mell, send
 from benchmarks.routing.predict import paced_costs
 from benchmarks.servers import mell
@@ -84,15 +82,6 @@ class PairRun:
         return self.system, self.workload, self.seed
 
 
-def session_requests(workload: str, seed: int) -> list[SessionRequest]:
-    """The requests of a run, session by session."""
-    chance, at_s = Random(f"{workload}-{seed}"), 0.0
-    begins: list[float] = []
-    while (at_s := at_s + chance.expovariate(RATES[workload])) < BEGIN_S:
-        begins.append(at_s)
-    return list(sessions(SHAPES[workload], begins, seed))
-
-
 # --- live ---------------------------------------------------------------------------------------------
 
 
@@ -128,7 +117,7 @@ def _perform(path: Path, system: str, workloads: Sequence[str], seed: int) -> No
 
 
 async def _run(system: str, workload: str, seed: int) -> PairRun:
-    requests = with_answers(session_requests(workload, seed), workload, seed)
+    requests = with_answers(session_requests(workload, seed, RATES), workload, seed)
     before = await asyncio.to_thread(_handed_over)
     answers = await send(requests, _ask)
     await asyncio.sleep(SETTLE_S)
@@ -174,7 +163,7 @@ def predict(system: str, workload: str, seed: int) -> PairRun | None:
     if caching == "prefill":
         return None
     capacity, block = Tokens(FASTER.num_gpu_blocks_override * FASTER.block_size), FASTER.block_size
-    rows = tuple(made_up(session_requests(workload, seed), seed, block))
+    rows = tuple(made_up(session_requests(workload, seed, RATES), seed, block))
     blocks = 0 if caching == "none" else block
     jobs = draw(Recipe(ArrivalTrace(rows), None, BEGIN_S, capacity, block_tokens=block), seed).jobs
     setup = Setup(

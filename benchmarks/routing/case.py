@@ -75,11 +75,11 @@ class RoutedRequest:
     output: int
 
 
-def session_requests(workload: str, seed: int) -> list[SessionRequest]:
+def session_requests(workload: str, seed: int, rates: Mapping[str, float] = RATES) -> list[SessionRequest]:
     """The requests of a run, session by session."""
     chance, at_s = Random(f"{workload}-{seed}"), 0.0
     begins: list[float] = []
-    while (at_s := at_s + chance.expovariate(RATES[workload])) < BEGIN_S:
+    while (at_s := at_s + chance.expovariate(rates[workload])) < BEGIN_S:
         begins.append(at_s)
     return list(sessions(SHAPES[workload], begins, seed))
 

@@ -10,6 +10,7 @@ from benchmarks.evaluation.page import fill
 from benchmarks.memserve import live
 from benchmarks.memserve.__main__ import PAGE
 from benchmarks.memserve.live import RATES, SYSTEMS, PairAnswer, PairRun, counted, predict, read_runs, tables
+from benchmarks.routing import case
 
 RUN = PairRun("full", "loogle_like", 0, (PairAnswer(0.1, 2.1, 100, 60, 41), PairAnswer(0.3, 0.3, 100, 20, 1)), {})
 
@@ -61,7 +62,7 @@ def test_table_has_the_means_and_the_simulated_times(monkeypatch: pytest.MonkeyP
 
 
 def test_the_simulator_plays_every_setting_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "BEGIN_S", 5.0)
+    monkeypatch.setattr(case, "BEGIN_S", 5.0)
     runs = {system: predict(system, "loogle_like", 0) for system in SYSTEMS}
     played = {system: run for system, run in runs.items() if run is not None}
     assert runs.keys() - played.keys() == {"prefill"}
