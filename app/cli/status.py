@@ -20,8 +20,8 @@ from app.client.documents import (
     StateDocument,
 )
 from migration.protocol.record import Outcome
-from policies.decision.prefill_load import PrefillReason
-from policies.decision.scaling import ScaleDownBlock, ScaleUp
+from policies.decision.disaggregation.prefill_load import PrefillReason
+from policies.decision.level.scaling import ScaleDownBlock, ScaleUp
 from policies.model import Phase, ReplicaState, Role
 from policies.precedence import DEFAULT_CLASS
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import StepTimer
-from migration.protocol.reader import ReaderState
 from migration.protocol.reading import Reader
 from migration.protocol.request import RequestSpec
+from migration.protocol.tables.reader import ReaderState
 from policies.precedence import DEFAULT_CLASS
 
 

@@ -59,11 +59,11 @@ def _connector(dram_gib: float) -> KVTransferConfig:
         )
     return KVTransferConfig(
         kv_connector="TieredConnector",
-        kv_connector_module_path="migration.kv.tiered",
+        kv_connector_module_path="migration.kv.host.tiered",
         kv_role="kv_both",
         kv_connector_extra_config={
             "spec_name": "HostTierSpec",
-            "spec_module_path": "migration.kv.host_tier",
+            "spec_module_path": "migration.kv.host.host_tier",
             "cpu_bytes_to_use": int(dram_gib * (1 << 30)),
             # A conversation's next turn begins with the output of this one.
             "offload_prompt_only": False,

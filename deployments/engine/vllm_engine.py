@@ -36,9 +36,9 @@ from deployments.engine.port import (
     Tie,
 )
 from migration.kv.cache_events import encode_names
-from migration.kv.client import Copiers
 from migration.kv.connector import DeletedBlocks, WantedBlocks
-from migration.kv.tiered import PinnedBlocks
+from migration.kv.copier.client import Copiers
+from migration.kv.host.tiered import PinnedBlocks
 from migration.protocol.continuing import continued, holding, loading, plain_spec
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed

@@ -11,8 +11,8 @@ from deployments.metrics.exposition import Family, expose
 from deployments.metrics.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import CopyRecord, MigrationRecord, Outcome
 from policies.cost.latencies import NO_TIMES
-from policies.decision.scaling import ScaleDownBlock, ScaleUp, ScalingReport
-from policies.decision.service import STATES, ServiceReport
+from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport
+from policies.decision.level.service import STATES, ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import ReplicaState, Role
 from policies.plan import Path

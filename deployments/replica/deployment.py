@@ -25,19 +25,19 @@ from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.channels import ChannelListener
-from deployments.replica.contexts import BYTES_PER_TOKEN, PastContexts
-from deployments.replica.copies import Copies
-from deployments.replica.evacuation import Evacuator, LastCopies
-from deployments.replica.fetching import Fetches
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.peers import PeerConnections
-from deployments.replica.pool import ReplicaPool
-from deployments.replica.recomputing import Recomputation
+from deployments.replica.prefix_cache.contexts import BYTES_PER_TOKEN, PastContexts
+from deployments.replica.prefix_cache.copies import Copies
+from deployments.replica.prefix_cache.evacuation import Evacuator, LastCopies
+from deployments.replica.prefix_cache.fetching import Fetches
+from deployments.replica.prefix_cache.pool import ReplicaPool
+from deployments.replica.prefix_cache.recomputing import Recomputation
+from deployments.replica.prefix_cache.returning import Returns
 from deployments.replica.reporting import ReplicaReporter
-from deployments.replica.returning import Returns
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from deployments.replica.utilities import EngineUtilities

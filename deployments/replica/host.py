@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
-from deployments.replica.contexts import PastContexts
 from deployments.replica.outbox import Outboxes
+from deployments.replica.prefix_cache.contexts import PastContexts
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Prepare, Tail

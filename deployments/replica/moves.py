@@ -11,8 +11,8 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepar
 from migration.protocol.ports import Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import RequestSpec
-from migration.protocol.source import SourceEvent
-from migration.protocol.target import TargetEvent, TargetState
+from migration.protocol.tables.source import SourceEvent
+from migration.protocol.tables.target import TargetEvent, TargetState
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
 from migration.run.times import QUIET_S

@@ -46,15 +46,15 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts, ReachedTimes
 from policies.decision.deciding import SchedulerMemory, match_prompt, placing_order, preview
+from policies.decision.disaggregation.prefills import prefill_report
+from policies.decision.disaggregation.roles import barred_by_role
+from policies.decision.level.scaling import scaling_report
+from policies.decision.level.service import replica_speed, service_report
 from policies.decision.limits import Mode
 from policies.decision.matching import PromptMatch
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
-from policies.decision.prefills import prefill_report
 from policies.decision.reports import Roster, load_of
-from policies.decision.roles import barred_by_role
-from policies.decision.scaling import scaling_report
-from policies.decision.service import replica_speed, service_report
 from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, RequestLoad, Role
 from policies.plan import Move, Reason

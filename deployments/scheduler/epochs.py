@@ -15,12 +15,12 @@ from migration.protocol.ports import Clock
 from policies.cost.latencies import ReachedTimes
 from policies.decision.breaker import Pair
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, order_by_hand, place
+from policies.decision.disaggregation.roles import awaits_prefills, set_role
+from policies.decision.level.scaling import scaling_report
+from policies.decision.level.service import service_report
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
-from policies.decision.roles import awaits_prefills, set_role
-from policies.decision.scaling import scaling_report
-from policies.decision.service import service_report
 from policies.model import ReplicaId, Role
 from policies.plan import Move
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.metrics.telemetry import Telemetry
-from policies.decision.hindsight import HOUR_S, Hindsight
+from policies.decision.level.hindsight import HOUR_S, Hindsight
 from policies.decision.observation import PoolReport
 from policies.decision.shadow import DryRun, Shadow
 from policies.paths.beliefs import Profile

@@ -82,10 +82,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
 from migration.kv.cache_events import PoolContents, delete_blocks, pool_contents
-from migration.kv.copier import Copier
+from migration.kv.copier.copier import Copier
+from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
-from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Tail
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from migration.protocol.cursor import Cursor, GapError
-from migration.protocol.reader import FINAL, TABLE, TERM, ReaderCommand, ReaderEvent, ReaderState, classify
 from migration.protocol.request import Delta, Doubt, Extras, Lost, Moved, Moving, StreamEvent
-from migration.protocol.table import Session
+from migration.protocol.tables.reader import FINAL, TABLE, TERM, ReaderCommand, ReaderEvent, ReaderState, classify
+from migration.protocol.tables.table import Session
 from policies.model import ReplicaId
 
 _OVER = sys.maxsize

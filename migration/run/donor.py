@@ -8,13 +8,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from migration.protocol import donor
-from migration.protocol.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
 from migration.protocol.errors import MigrationError, PeerLost, Refused
 from migration.protocol.messages import CopyRound, PathRequest, Prepare
 from migration.protocol.ports import Peer, PrefixHolds
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
+from migration.protocol.tables import donor
+from migration.protocol.tables.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
 from migration.run.copying import BlockCopy
 from migration.run.world import MigrationWorld
 from policies.causes import Cause

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from migration.protocol.errors import PeerLost, Refused, Stopping
 from migration.protocol.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
-from migration.protocol.reader import ReaderState
 from migration.protocol.reading import (
     Action,
     AttachHost,
@@ -30,6 +29,7 @@ from migration.protocol.reading import (
     SegmentOrigin,
 )
 from migration.protocol.request import RequestSpec, StreamEvent
+from migration.protocol.tables.reader import ReaderState
 from migration.run.times import QUIET_S
 from policies.model import ReplicaId
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn, Self
 
-from migration.protocol import source
 from migration.protocol.continuing import apart
 from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone, TransferFailed
 from migration.protocol.messages import ONLY, Adopt, CopyRound, PathRequest, Prepare
@@ -29,7 +28,8 @@ from migration.protocol.rounds import (
     unfilled,
     worth_another_round,
 )
-from migration.protocol.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
+from migration.protocol.tables import source
+from migration.protocol.tables.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
 from migration.run.copying import BlockCopy
 from migration.run.times import Times
 from migration.run.world import MigrationWorld

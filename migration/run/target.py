@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 
 from migration.concurrency import gather
-from migration.protocol import target
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import (
     Adopt,
@@ -22,7 +21,8 @@ from migration.protocol.messages import (
 )
 from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.request import RequestSpec
-from migration.protocol.target import TargetCommand, TargetEvent, TargetState
+from migration.protocol.tables import target
+from migration.protocol.tables.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
 from policies.causes import Cause
 from policies.model import Blocks, RequestId, Tokens

@@ -25,21 +25,21 @@ from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.trail import Trace
-from policies.decision.limits import Limits, Mode, Terms
-from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
-from policies.decision.memory import PoolMemory, finish
-from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
-from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.decision.prefills import is_handed_over
-from policies.decision.roles import (
+from policies.decision.disaggregation.prefills import is_handed_over
+from policies.decision.disaggregation.roles import (
     assign_roles,
     barred_by_role,
     hand_over_prefills,
     hand_over_target,
     soonest_prefills,
 )
-from policies.decision.scaling import Scaled, ScaleUp
-from policies.decision.service import FORESEEN, replica_speed, speed_limit
+from policies.decision.level.scaling import Scaled, ScaleUp
+from policies.decision.level.service import FORESEEN, replica_speed, speed_limit
+from policies.decision.limits import Limits, Mode, Terms
+from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
+from policies.decision.memory import PoolMemory, finish
+from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
+from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
 from policies.model import Phase, ReplicaId, ReplicaState, Role, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason

@@ -31,13 +31,13 @@ from policies.cluster.supply import RecentMaximum, Supply
 from policies.cost.fit import NO_STEPS
 from policies.cost.lines import Line
 from policies.decision.breaker import Breaker
+from policies.decision.disaggregation.prefill_load import PrefillLoad
 from policies.decision.experience import Experience
+from policies.decision.level.predicted import PredictedTimes
+from policies.decision.level.scaling import Scaled
 from policies.decision.limits import Sizes, Terms
 from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
-from policies.decision.predicted import PredictedTimes
-from policies.decision.prefill_load import PrefillLoad
-from policies.decision.scaling import Scaled
 from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason

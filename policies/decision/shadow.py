@@ -15,11 +15,11 @@ from policies.cluster.supply import Supply
 from policies.cost.service import ServiceLevel
 from policies.decision.deciding import decide_pool
 from policies.decision.experience import Experience
-from policies.decision.hindsight import HOUR_S, Hindsight, ShadowSample, hindsight
+from policies.decision.level.hindsight import HOUR_S, Hindsight, ShadowSample, hindsight
+from policies.decision.level.service import ServiceReport
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
-from policies.decision.service import ServiceReport
 from policies.model import UP, Bytes, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Plan
 from policies.rules.policy import Policy

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from migration.kv.client import CopierClient
-from migration.kv.copier import Copier
+from migration.kv.copier.client import CopierClient
+from migration.kv.copier.copier import Copier
+from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, TableChange
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, HostSegment
-from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
 from migration.transport.nccl_link import NcclLink
 from tests.migration.kv.caches import LAYOUTS, paged
 

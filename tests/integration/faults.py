@@ -20,7 +20,7 @@ import numpy as np
 from deployments.config import MigrationSettings
 from deployments.replica.moves import Moves
 from deployments.replica.transports import make_transport
-from migration.kv.client import Copiers
+from migration.kv.copier.client import Copiers
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Adopt, SlotRef

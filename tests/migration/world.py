@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.prefix_cache.copies import Copies
 from migration.kv.staging import HostSegment
 from migration.protocol.continuing import plain_spec
 from migration.protocol.cursor import Cursor

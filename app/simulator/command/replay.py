@@ -8,8 +8,8 @@ from typing import assert_never
 from app.simulator.errors import BadInput
 from deployments.scheduler.recording import Entry, Epoch, Ordered, PlacedCall, RoleOrdered, read_recording
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
+from policies.decision.disaggregation.roles import set_role
 from policies.decision.memory import PoolMemory, finish
-from policies.decision.roles import set_role
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,11 @@ from policies.cluster.supply import Supply
 from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.decision.deciding import decide_pool, place, placing_order
+from policies.decision.disaggregation.roles import awaits_prefills
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
 from policies.decision.placement import Decision, NoReplica, Place
-from policies.decision.roles import awaits_prefills
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries

@@ -10,7 +10,7 @@ from deployments.metrics.telemetry import Telemetry
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit
 from policies.cost.steps import StepCosts
-from policies.decision.service import ServiceReport
+from policies.decision.level.service import ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Path, Reason

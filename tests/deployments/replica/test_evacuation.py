@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from deployments.cache.occupancy import Recomputed
-from deployments.replica.contexts import PastContexts
-from deployments.replica.evacuation import Evacuator, LastCopies
-from deployments.replica.recomputing import Recomputation
+from deployments.replica.prefix_cache.contexts import PastContexts
+from deployments.replica.prefix_cache.evacuation import Evacuator, LastCopies
+from deployments.replica.prefix_cache.recomputing import Recomputation
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import PeerLost, Refused

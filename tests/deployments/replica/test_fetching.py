@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from deployments.engine.tokens import expected
-from deployments.replica.fetching import LEAST_S, Fetches
+from deployments.replica.prefix_cache.fetching import LEAST_S, Fetches
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest

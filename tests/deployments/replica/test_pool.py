@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.engine.tokens import expected
-from deployments.replica.pool import ReplicaPool
+from deployments.replica.prefix_cache.pool import ReplicaPool
 from migration.kv.cache_events import HostStored, encode_names
 from migration.pool import MemPool, PinAnswer, PinRefusal
 from migration.protocol.errors import Refused, RequestGone, TransferFailed

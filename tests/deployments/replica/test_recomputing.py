@@ -7,8 +7,8 @@ import pytest
 
 from deployments.cache.occupancy import Recomputed
 from deployments.engine.port import RequestFailed
-from deployments.replica.contexts import PastContexts
-from deployments.replica.recomputing import TOLERANCE, Recomputation, _NextToken
+from deployments.replica.prefix_cache.contexts import PastContexts
+from deployments.replica.prefix_cache.recomputing import TOLERANCE, Recomputation, _NextToken
 from migration.protocol.messages import Tail
 from migration.protocol.ports import OutputSink
 from migration.protocol.request import RequestSpec

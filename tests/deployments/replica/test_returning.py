@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from deployments.replica.returning import Returns
+from deployments.replica.prefix_cache.returning import Returns
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec

@@ -8,7 +8,7 @@ import pytest
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, in_hindsight, summary
 from policies.cost.lines import Line
-from policies.decision.hindsight import Hindsight
+from policies.decision.level.hindsight import Hindsight
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.shadow import DryRun, Shadow

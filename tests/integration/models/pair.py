@@ -19,11 +19,11 @@ import msgspec
 from app.settings import CPU_ENGINE, CPU_ENV
 from deployments.config import MigrationSettings
 from deployments.engine.vllm_engine import VllmEngine
-from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
-from deployments.replica.returning import Returns
+from deployments.replica.prefix_cache.copies import Copies
+from deployments.replica.prefix_cache.returning import Returns
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from migration.protocol.continuing import apart, plain_spec
 from migration.protocol.core_messages import decode_request, encode_request

@@ -8,8 +8,8 @@ import pytest
 
 from deployments.cache.occupancy import Recomputed
 from deployments.engine.vllm_engine import VllmEngine
-from deployments.replica.contexts import PastContexts
-from deployments.replica.recomputing import Recomputation
+from deployments.replica.prefix_cache.contexts import PastContexts
+from deployments.replica.prefix_cache.recomputing import Recomputation
 from migration.concurrency import gather
 from migration.protocol.continuing import plain_spec
 from migration.protocol.request import RequestSpec

@@ -32,8 +32,8 @@ from app.tinymodel import ensure_tiny_model
 from deployments.cache.mirror import Mirror
 from deployments.engine.arguments import engine_config
 from migration.kv.cache_events import decode_batch, decode_names, pool_contents
-from migration.kv.host_tier import HostTierWorker
-from migration.kv.tiered import TieredConnector
+from migration.kv.host.host_tier import HostTierWorker
+from migration.kv.host.tiered import TieredConnector
 from migration.protocol.errors import LoadOver, TransferFailed
 
 BLOCK, LAYERS, VOCABULARY = 4, 2, 50

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from migration.kv.cache_events import decode_batch, encode_names
+from migration.kv.copier.tables import BlockLoad, TableChange
 from migration.kv.layout import CacheLayout
-from migration.kv.tables import BlockLoad, TableChange
 from migration.protocol.errors import BlocksGone
 
 pytestmark = pytest.mark.slow

@@ -14,13 +14,13 @@ import pytest
 import torch
 import uvloop
 
-from migration.kv.client import CopierClient, Copiers
-from migration.kv.copier import Copier
+from migration.kv.copier.client import CopierClient, Copiers
+from migration.kv.copier.copier import Copier
+from migration.kv.copier.sending import Sending
+from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, TableChange
+from migration.kv.copier.wire import GatherCall, Gathered, ScatterCall, SendCall, decode, encode
 from migration.kv.layout import CacheLayout
-from migration.kv.sending import Sending
 from migration.kv.staging import HEADER, HostSegment
-from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
-from migration.kv.wire import GatherCall, Gathered, ScatterCall, SendCall, decode, encode
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import SlotRef, Tail
 from migration.protocol.ports import Slot

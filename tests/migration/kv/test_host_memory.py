@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from migration.kv.host_memory import HostBlocks
+from migration.kv.host.host_memory import HostBlocks
 
 BLOCKS, SLOTS = 12, 6
 NAMES = [bytes([index]) * 8 for index in range(BLOCKS)]

@@ -25,7 +25,7 @@ def name(number: int) -> bytes:
 
 
 def make_manager(has_events: bool = True) -> Any:
-    from migration.kv.host_tier import HostTierManager
+    from migration.kv.host.host_tier import HostTierManager
 
     return HostTierManager(SLOTS, has_events)
 
@@ -215,15 +215,15 @@ def test_a_full_tier_of_blocks_in_use_stores_nothing() -> None:
 
 
 def make_worker() -> tuple[Any, torch.Tensor]:
-    from migration.kv.host_memory import HostBlocks
-    from migration.kv.host_tier import HostTierWorker
+    from migration.kv.host.host_memory import HostBlocks
+    from migration.kv.host.host_tier import HostTierWorker
 
     memory = torch.randint(-128, 128, (2, 8, 64), dtype=torch.int8)
     return HostTierWorker(HostBlocks(list(memory), SLOTS)), memory
 
 
 def slots(*numbers: int) -> Any:
-    from migration.kv.host_tier import NamedSlots
+    from migration.kv.host.host_tier import NamedSlots
 
     return NamedSlots(list(numbers), [bytes([number]) * 8 for number in numbers])
 
@@ -270,7 +270,7 @@ def test_a_load_that_fails_ends_no_engine() -> None:
 def test_the_worker_is_vllms_own_but_on_the_cpu_build(on_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-    from migration.kv import host_tier
+    from migration.kv.host import host_tier
 
     config: Any = SimpleNamespace(
         extra_config={"cpu_bytes_to_use": 1 << 16},

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from migration.kv.sending import PARTS, Part, Sending, split
+from migration.kv.copier.sending import PARTS, Part, Sending, split
+from migration.kv.copier.wire import SendCall
 from migration.kv.staging import HEADER
-from migration.kv.wire import SendCall
 
 
 def call(first: int, last: int, blocks: int, *offsets: int) -> SendCall:

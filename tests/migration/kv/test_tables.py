@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
+from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, TableChange
 from migration.protocol.errors import BlocksGone, TransferFailed
 
 BLOCK = 4

@@ -190,7 +190,7 @@ def test_blocks_leave_the_pool_and_stay_in_the_tier() -> None:
 
 
 def test_orders_to_the_tier_are_answered() -> None:
-    from migration.kv.tiered import PinnedBlocks
+    from migration.kv.host.tiered import PinnedBlocks
 
     made = engine(40, 200)
     ask(made, "first", PROMPT, 2)
@@ -210,7 +210,7 @@ def test_a_cache_of_several_groups_has_no_tier() -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from migration.kv.connector import MellConnector
-    from migration.kv.tiered import TieredConnector
+    from migration.kv.host.tiered import TieredConnector
     from tests.migration.kv.test_connector import attention
 
     group = SimpleNamespace(kv_cache_spec=attention())

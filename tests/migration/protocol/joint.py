@@ -13,11 +13,11 @@ to the reader by its own function `classify`. A copy's chunks and their results 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from migration.protocol import reader, source, target
-from migration.protocol.reader import TERM, ReaderCommand, ReaderEvent, ReaderState, classify
 from migration.protocol.request import Delta, Doubt, Moved, Moving, StreamEvent
-from migration.protocol.source import SourceCommand, SourceEvent, SourceState
-from migration.protocol.target import TargetCommand, TargetEvent, TargetState
+from migration.protocol.tables import reader, source, target
+from migration.protocol.tables.reader import TERM, ReaderCommand, ReaderEvent, ReaderState, classify
+from migration.protocol.tables.source import SourceCommand, SourceEvent, SourceState
+from migration.protocol.tables.target import TargetCommand, TargetEvent, TargetState
 from policies.model import RequestId
 
 R = RequestId("r")

@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from migration.protocol import donor, reader, source, target
-from migration.protocol.table import diagram
+from migration.protocol.tables import donor, reader, source, target
+from migration.protocol.tables.table import diagram
 
 PAGE = Path(__file__).parents[3] / "docs" / "migration-protocol.md"
 _FENCED = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -11,9 +11,16 @@ from functools import cache
 
 import pytest
 
-from migration.protocol import donor, target
-from migration.protocol.donor import DONOR_ACTIVITIES, DONOR_FINAL, DONOR_WORLD, DonorCommand, DonorEvent, DonorState
-from migration.protocol.target import TargetCommand, TargetEvent, TargetState
+from migration.protocol.tables import donor, target
+from migration.protocol.tables.donor import (
+    DONOR_ACTIVITIES,
+    DONOR_FINAL,
+    DONOR_WORLD,
+    DonorCommand,
+    DonorEvent,
+    DonorState,
+)
+from migration.protocol.tables.target import TargetCommand, TargetEvent, TargetState
 from tests.migration.protocol.test_tables import check_feed, reachable, steps
 
 Entry = tuple[DonorState, tuple[DonorCommand, ...]]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from migration.protocol import reader, source, target
-from migration.protocol.reader import ReaderCommand, ReaderEvent, ReaderState, classify
 from migration.protocol.request import Delta
-from migration.protocol.source import SourceCommand, SourceEvent, SourceState
-from migration.protocol.target import TargetCommand, TargetEvent, TargetState
+from migration.protocol.tables import reader, source, target
+from migration.protocol.tables.reader import ReaderCommand, ReaderEvent, ReaderState, classify
+from migration.protocol.tables.source import SourceCommand, SourceEvent, SourceState
+from migration.protocol.tables.target import TargetCommand, TargetEvent, TargetState
 from tests.migration.protocol import joint as model
 from tests.migration.protocol.joint import Joint, R, walk
 

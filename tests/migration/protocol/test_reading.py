@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migration.protocol.errors import IllegalEvent
-from migration.protocol.reader import FINAL, TERM, ReaderState
 from migration.protocol.reading import (
     Action,
     AttachHost,
@@ -23,6 +22,7 @@ from migration.protocol.reading import (
     SegmentOrigin,
 )
 from migration.protocol.request import Delta, Doubt, Lost, Moved, Moving, StreamEvent
+from migration.protocol.tables.reader import FINAL, TERM, ReaderState
 from policies.model import ReplicaId, RequestId
 
 R = RequestId("r")

@@ -13,16 +13,16 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from migration.protocol import reader, source, target
 from migration.protocol.errors import IllegalEvent
-from migration.protocol.reader import ReaderCommand, ReaderEvent, ReaderState
-from migration.protocol.source import SourceCommand as Do
-from migration.protocol.source import SourceEvent
-from migration.protocol.source import SourceState as Source
-from migration.protocol.table import Session, Table
-from migration.protocol.target import TargetCommand as Act
-from migration.protocol.target import TargetEvent
-from migration.protocol.target import TargetState as Target
+from migration.protocol.tables import reader, source, target
+from migration.protocol.tables.reader import ReaderCommand, ReaderEvent, ReaderState
+from migration.protocol.tables.source import SourceCommand as Do
+from migration.protocol.tables.source import SourceEvent
+from migration.protocol.tables.source import SourceState as Source
+from migration.protocol.tables.table import Session, Table
+from migration.protocol.tables.target import TargetCommand as Act
+from migration.protocol.tables.target import TargetEvent
+from migration.protocol.tables.target import TargetState as Target
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)

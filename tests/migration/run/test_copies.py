@@ -11,10 +11,10 @@ import pytest
 from deployments.engine.pace import read_pace
 from deployments.engine.paced import PacedEngine
 from deployments.engine.tokens import expected
-from deployments.replica.copies import AT_ONCE, Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.prefix_cache.copies import AT_ONCE, Copies
 from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.continuing import plain_spec, to_spec
 from migration.protocol.core_messages import CoreRequest, encode_request

@@ -4,7 +4,7 @@ import pytest
 
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts
-from policies.decision.hindsight import HOUR_S, Hindsight, ShadowSample, hindsight
+from policies.decision.level.hindsight import HOUR_S, Hindsight, ShadowSample, hindsight
 from policies.decision.limits import LiveLimits, Mode, Terms
 from tests.policies.decision.observed import observed
 from tests.policies.decision.test_shadow import NO_GROWTH, Rehearsed, so_far

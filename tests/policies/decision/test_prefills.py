@@ -12,12 +12,12 @@ from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import place
+from policies.decision.disaggregation.prefill_load import LOAD_WINDOW_S, PrefillLoad, PrefillReason
+from policies.decision.disaggregation.prefills import DWELL_S, prefill_report
+from policies.decision.disaggregation.roles import set_role
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place
-from policies.decision.prefill_load import LOAD_WINDOW_S, PrefillLoad, PrefillReason
-from policies.decision.prefills import DWELL_S, prefill_report
-from policies.decision.roles import set_role
 from policies.model import Blocks, ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from tests.policies.decision.observed import Drawn, Watcher, observed

@@ -8,10 +8,10 @@ from policies.cluster.changes import Arrival
 from policies.cost.lines import Line
 from policies.cost.service import ServiceLevel
 from policies.decision.deciding import match_prompt, place, preview
+from policies.decision.disaggregation.roles import awaits_prefills, set_role
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place, Queue
-from policies.decision.roles import awaits_prefills, set_role
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport, Path, Plan, Reason

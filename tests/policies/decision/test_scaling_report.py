@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport, scaling_report
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.scaling import ScaleDownBlock, ScaleUp, ScalingReport, scaling_report
 from tests.policies.decision.observed import Watcher, observed
 
 

@@ -12,11 +12,11 @@ from policies.cost.latencies import ERROR, WINDOW_S
 from policies.cost.service import ReplicaSpeed, ServiceLevel, strictest
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import place
+from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, scaling_report
+from policies.decision.level.service import STATES, service_report
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place, Queue
-from policies.decision.scaling import ScaleDownBlock, ScaleUp, scaling_report
-from policies.decision.service import STATES, service_report
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.precedence import Precedence, ServiceClass, ServiceClasses

@@ -7,8 +7,8 @@ import pytest
 
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import LossKind
-from migration.protocol.reader import ReaderState
 from migration.protocol.record import Outcome
+from migration.protocol.tables.reader import ReaderState
 from migration.run.reader import NotServed
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, served, whole

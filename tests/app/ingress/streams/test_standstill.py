@@ -12,8 +12,8 @@ import pytest
 
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import PathRequest
-from migration.protocol.reader import TERM
 from migration.protocol.record import Outcome
+from migration.protocol.tables.reader import TERM
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 from tests.app.ingress.fakes import Service, eventually, make_service, output

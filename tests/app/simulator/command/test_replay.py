@@ -12,9 +12,9 @@ from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall, Rol
 from policies.cluster.changes import Arrival
 from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory, decide, place
+from policies.decision.disaggregation.roles import set_role
 from policies.decision.limits import Limits, LiveLimits, Terms
 from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
-from policies.decision.roles import set_role
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Plan

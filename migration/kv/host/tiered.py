@@ -38,7 +38,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from migration.kv.cache_events import PoolContents, pool_contents, split_names, swap_out
 from migration.kv.connector import MellConnector, StepMetadata, StepReport, why_unmirrored
-from migration.kv.host_tier import HostTierManager, HostTierWorker
+from migration.kv.host.host_tier import HostTierManager, HostTierWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -12,9 +12,9 @@ An operator's roles come before those of the mode, and hold until they are taken
 from collections.abc import Callable, Sequence
 
 from policies.cluster.replica import Replica, Request
+from policies.decision.disaggregation.prefills import prefill_count
 from policies.decision.limits import Mode
 from policies.decision.memory import PoolMemory
-from policies.decision.prefills import prefill_count
 from policies.model import Phase, ReplicaId, Role
 from policies.plan import Reason
 from policies.rules.policy import Barred

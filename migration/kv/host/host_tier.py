@@ -37,7 +37,7 @@ from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from migration.kv.cache_events import HostRemoved, HostStored, key_name
-from migration.kv.host_memory import HostBlocks
+from migration.kv.host.host_memory import HostBlocks
 
 log = logging.getLogger(__name__)
 

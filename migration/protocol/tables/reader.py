@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from migration.protocol.request import Delta, Doubt, Lost, Moved, Moving, StreamEvent
-from migration.protocol.table import Session
+from migration.protocol.tables.table import Session
 
 
 class ReaderState(StrEnum):

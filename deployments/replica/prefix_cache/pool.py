@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from deployments.engine.port import Engine
-from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
+from deployments.replica.prefix_cache.copies import Copies
 from migration.concurrency import gather
 from migration.pool import PinAnswer, PinRefusal
 from migration.protocol.errors import Refused, TransferFailed

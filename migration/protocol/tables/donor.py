@@ -19,7 +19,7 @@ WITHDRAWN (nobody waits for the blocks any more), TARGET_LOST (dead or stopping)
 from collections.abc import Mapping
 from enum import StrEnum
 
-from migration.protocol.table import Session
+from migration.protocol.tables.table import Session
 
 
 class DonorState(StrEnum):

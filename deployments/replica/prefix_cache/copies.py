@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 
-from migration.protocol.donor import DonorEvent
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Peer, PrefixHolds
 from migration.protocol.record import CopyCounts, CopyRecord
+from migration.protocol.tables.donor import DonorEvent
 from migration.run.donor import CopyOrder, DonorRun
 from migration.run.world import MigrationWorld
 from policies.causes import Cause

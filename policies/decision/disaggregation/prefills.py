@@ -20,9 +20,9 @@ from typing import Any
 from policies.cluster.replica import Replica
 from policies.cost.job_times import JobLoad, JobTime, job_time
 from policies.cost.service import ServiceLevel
+from policies.decision.disaggregation.prefill_load import PrefillReason
+from policies.decision.level.service import level_of, replica_speed
 from policies.decision.memory import PoolMemory
-from policies.decision.prefill_load import PrefillReason
-from policies.decision.service import level_of, replica_speed
 from policies.model import RequestId, Role, Tokens
 from policies.plan import Move, Reason
 from policies.prefix.routing import ReplicaScore

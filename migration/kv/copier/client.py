@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from migration.concurrency import gather
-from migration.kv.wire import (
+from migration.kv.copier.wire import (
     CallFailed,
     Computed,
     ComputedCall,
@@ -36,7 +36,7 @@ from migration.kv.wire import (
     TailHeld,
     decode,
 )
-from migration.kv.wire import encode as encoded
+from migration.kv.copier.wire import encode as encoded
 from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot

@@ -13,8 +13,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from deployments.engine.port import Engine
-from deployments.replica.contexts import PastContexts, reload_adapter
-from deployments.replica.copies import AT_ONCE
+from deployments.replica.prefix_cache.contexts import PastContexts, reload_adapter
+from deployments.replica.prefix_cache.copies import AT_ONCE
 from migration.protocol.errors import MigrationError
 from migration.protocol.ports import Clock
 from migration.protocol.record import CopyRecord

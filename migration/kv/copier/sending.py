@@ -6,8 +6,8 @@ for it, and gathering, scattering and messages of successive parts overlap.
 
 from dataclasses import dataclass
 
+from migration.kv.copier.wire import SendCall
 from migration.kv.staging import HEADER
-from migration.kv.wire import SendCall
 
 PARTS = 4
 """The parts of a slot: one is gathered while others are read, or wait to be."""

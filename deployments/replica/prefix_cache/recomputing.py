@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from deployments.cache.occupancy import Recomputed
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, RequestFailed
-from deployments.replica.contexts import PastContexts, reload_adapter
+from deployments.replica.prefix_cache.contexts import PastContexts, reload_adapter
 from migration.protocol.continuing import probe
 from migration.protocol.core_messages import decode_logprobs
 from migration.protocol.errors import MigrationError

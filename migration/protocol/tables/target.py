@@ -13,7 +13,7 @@ Rules of this file:
 from collections.abc import Mapping
 from enum import StrEnum
 
-from migration.protocol.table import Session
+from migration.protocol.tables.table import Session
 
 
 class TargetState(StrEnum):

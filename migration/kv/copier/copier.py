@@ -26,12 +26,9 @@ from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
 
-from migration.kv.device import use
-from migration.kv.layout import CacheLayout
-from migration.kv.sending import Part, Sending
-from migration.kv.staging import HEADER, Segments
-from migration.kv.tables import BlockLoads, BlockTables
-from migration.kv.wire import (
+from migration.kv.copier.sending import Part, Sending
+from migration.kv.copier.tables import BlockLoads, BlockTables
+from migration.kv.copier.wire import (
     Call,
     CallFailed,
     Computed,
@@ -60,7 +57,10 @@ from migration.kv.wire import (
     TailHeld,
     decode,
 )
-from migration.kv.wire import encode as encoded
+from migration.kv.copier.wire import encode as encoded
+from migration.kv.device import use
+from migration.kv.layout import CacheLayout
+from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import BlocksGone, LoadOver, MigrationError, TransferFailed
 from migration.protocol.messages import SlotRef
 

@@ -25,7 +25,7 @@ answers, KEPT and FOLLOWED, which mean something only to a source that has sent 
 from collections.abc import Mapping
 from enum import StrEnum
 
-from migration.protocol.table import Session
+from migration.protocol.tables.table import Session
 
 
 class SourceState(StrEnum):
