@@ -538,19 +538,18 @@ class Cluster:
         return grown if grown <= self.capacity else max(tokens, self.capacity)
 
     def size(self, request: Request) -> Size:
-        """The request's size on every replica: on its own one, that which its departure frees."""
+        """The request's size on every replica: on its own one, that which its departure frees.
+
+        Its blocks on a replica that it is leaving are no reason to go back there.
+        """
         if request.prompt is None or self.prompts is None:
             return Size(request.tokens)
-        own = None if request.replica is None else request.replica.id
+        own = tuple(replica.id for replica in self._users(request))
         return Size(request.tokens, request.prompt, self.prompts.block_tokens, own)
 
     def size_on(self, request: Request, replica: Replica) -> int:
-        """The tokens that the request adds to a replica, or has added to its own."""
-        if request.prompt is None or self.prompts is None:
-            return request.tokens
-        return (
-            request.tokens - request.prompt.shared(replica.id, request.replica is replica) * self.prompts.block_tokens
-        )
+        """The tokens that the request adds to a replica, or has added to its own: see `size`."""
+        return self.size(request).on(replica)
 
     def distinct(self, requests: Iterable[Request]) -> int:
         """The distinct tokens of requests, if all of them were on one replica."""

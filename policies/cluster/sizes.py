@@ -11,7 +11,7 @@ from policies.prefix.sharing import ActivePrompt
 @dataclass(frozen=True, slots=True)
 class Size:
     """The size of a request of `tokens` tokens. With a `prompt`, it needs none for the blocks of `block_tokens` tokens
-    of its prompt that other requests of a replica use. The request itself uses those of replica `own` (None: of none).
+    of its prompt that other requests of a replica use. The request itself uses those of the replicas in `own`.
 
     It follows the prompts of running requests, so it is for use before the cluster's next change.
     """
@@ -19,13 +19,13 @@ class Size:
     tokens: int
     prompt: ActivePrompt | None = None
     block_tokens: int = 0
-    own: ReplicaId | None = None
+    own: tuple[ReplicaId, ...] = ()
 
     def on(self, replica: Replica) -> int:
         """The tokens that a replica needs for it."""
         if self.prompt is None:
             return self.tokens
-        return self.tokens - self.prompt.shared(replica.id, replica.id == self.own) * self.block_tokens
+        return self.tokens - self.prompt.shared(replica.id, self.own.count(replica.id)) * self.block_tokens
 
     def plus(self, tokens: int) -> "Size":
         """The size of a request that is larger by some tokens of its own."""
@@ -34,11 +34,11 @@ class Size:
     def groups(self) -> Iterator[tuple[int, Collection[ReplicaId]]]:
         """A number of tokens and the replicas that share these or more, those first that share most.
 
-        A replica is in a group again if it shares more, and the own one in any case.
+        A replica is in a group again if it shares more, and its own ones in any case.
         """
         if self.prompt is None:
             return
-        known = 0 if self.own is None else 1
+        known = len(set(self.own))
         for node in self.prompt.upwards():
             if len(node.users) > known:
                 known = len(node.users)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.cost.service import ReplicaSpeed, SpeedLimit
@@ -74,9 +74,18 @@ def test_history(spec: str, setting: Setting, history: list[Tick]) -> None:
     check(spec, setting, history)
 
 
+THERE_AND_BACK = [
+    Tick(arrivals=[5, 6], departs=[], grows=[0]),
+    Tick(arrivals=[], departs=[], grows=[0], starts=True),
+    Tick(arrivals=[1, 1, 40, 2], departs=[], grows=[3], loses=0),
+]
+"""A request leaves a replica in the epoch in which another one may move there."""
+
+
 @every_policy
 @few
 @given(settings, histories, st.sampled_from([-1, 0]))
+@example(Setting(holds=True, starts_as=ReplicaState.STARTING, limits=Limits(slack=2.0)), THERE_AND_BACK, -1)
 def test_plans_are_the_same_if_nothing_is_shared(spec: str, setting: Setting, history: list[Tick], prompt: int) -> None:
     """Whether prompts have names that no other one has, no names, or are not looked at."""
     apart = [replace(tick, prompts=[prompt]) for tick in history]
