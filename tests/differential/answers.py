@@ -91,11 +91,28 @@ _COLUMNS = {"tokens", "token_logprobs", "top_logprobs", "text_offset", "content"
 """Members whose lists continue in the next chunk."""
 
 
+_BEGIN = "<think>"
+"""vLLM's reasoning parser drops this mark if it is alone in a chunk, and keeps it beside other tokens."""
+
+
+def _unmarked(value: Json) -> Json:
+    """The value without marks in its streamed reasoning: whether they are there depends on timing, on any server."""
+    if isinstance(value, dict):
+        return {
+            name: member.replace(_BEGIN, "")
+            if name in ("reasoning", "thinking") and isinstance(member, str)
+            else _unmarked(member)
+            for name, member in value.items()
+        }
+    return [_unmarked(member) for member in value] if isinstance(value, list) else value
+
+
 def joined(events: Sequence[Json]) -> Json:
     """The events of a stream: the one document of a completion or a chat, else a list of events.
 
     An error that breaks a completion off stays an event of its own.
     """
+    events = [_unmarked(event) for event in events]
     chunks = [event for event in events if "choices" in event]
     if chunks:
         whole: Json = {}

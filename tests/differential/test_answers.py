@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.differential.answers import ServerAnswer, joined, normalised
+from tests.differential.answers import Json, ServerAnswer, joined, normalised
 
 
 def chunk(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -151,3 +151,10 @@ def test_the_usage_of_every_endpoint() -> None:
     for answer in (chat, message):
         assert (answer.prompt_tokens, answer.output_tokens) == (3, 4)
     assert ServerAnswer(200, "", {}).prompt_tokens is None
+
+
+def test_a_mark_within_streamed_reasoning_makes_no_difference() -> None:
+    def streamed(*texts: str) -> Json:
+        return joined([{"type": "content_block_delta", "index": 0, "delta": {"thinking": text}} for text in texts])
+
+    assert streamed("a", "<think> b") == streamed("a", " b") == streamed("a b") != streamed("a c")
