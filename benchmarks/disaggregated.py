@@ -17,9 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-from app.simulator.command.runs import SimulationRun, available_processors, perform_all
+from app.simulator.command.runs import SimulationRun, available_processors
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.sessions import SHAPES
 from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, draw, read_trace
@@ -28,6 +26,7 @@ from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.words import table
 from benchmarks.memserve.case import BLOCK, CAPACITY, POLICY, TURNS, costs
 from benchmarks.memserve.results import PaperFigures, figures_of
+from benchmarks.runs import simulate_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 WINDOW = Window(60.0, 300.0)
@@ -129,13 +128,7 @@ class ModeComparison(NamedTuple):
 def compared(found: Sequence[ModeCase], seeds: int, processes: int) -> dict[ModeCase, ModeComparison]:
     """Simulate every case in every mode with the seeds from 0 to `seeds` - 1, with a bar of their virtual time."""
     keys = [(case, mode, seed) for case in found for mode in MODES for seed in range(seeds)]
-    runs = [case.run(mode, seed) for case, mode, seed in keys]
-    with tqdm(total=sum(run.seconds for run in runs), unit="s", unit_scale=True) as bar:
-
-        def show(done_s: float) -> None:
-            bar.update(done_s - bar.n)
-
-        metrics = perform_all(runs, processes, show)
+    metrics = simulate_all([case.run(mode, seed) for case, mode, seed in keys], processes)
     by_case: dict[ModeCase, dict[str, list[PaperFigures]]] = defaultdict(lambda: defaultdict(list))
     for (case, mode, _), each in zip(keys, metrics, strict=True):
         by_case[case][mode].append(figures_of(each))

@@ -24,12 +24,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pydantic import TypeAdapter
-from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
 from app.client.documents import StateDocument, parse_state
 from app.replay.client import connect
-from app.simulator.command.runs import SimulationRun, available_processors, perform_all
+from app.simulator.command.runs import SimulationRun, available_processors
 from app.simulator.costs.costs import read_costs
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.sessions import SHAPES, sessions
@@ -38,6 +35,7 @@ from app.simulator.world.setup import Setup
 from benchmarks.load import percentile
 from benchmarks.routing.case import RoutedRequest, with_answers
 from benchmarks.routing.live import PORT, RoutedAnswer, ask_mell, send
+from benchmarks.runs import append_runs, read_runs, simulate_all
 from benchmarks.servers import mell
 from deployments.engine.pace import Pace
 from policies.decision.limits import Limits, Sizes, Terms
@@ -115,7 +113,7 @@ def show_simulated(workloads: Sequence[str], kept: Sequence[str], seeds: Sequenc
             runs = [
                 simulated(name, reserve, sizes, seed) for sizes in (None, Sizes.BLIND, Sizes.MARGINAL) for seed in seeds
             ]
-            results = _performed(runs, processes, f"{name}, {reserve}")
+            results = simulate_all(runs, processes, f"{name}, {reserve}")
             bounds, blind, marginal = (
                 results[first : first + len(seeds)] for first in range(0, len(results), len(seeds))
             )
@@ -138,16 +136,6 @@ def show_simulated(workloads: Sequence[str], kept: Sequence[str], seeds: Sequenc
                 f"   {preempted} {' '.join(others)}",
                 flush=True,
             )
-
-
-def _performed(runs: Sequence[SimulationRun], processes: int, label: str) -> list[Any]:
-    """The results of simulations, with a bar of their virtual time."""
-    with tqdm(total=sum(run.seconds for run in runs), desc=label, leave=False) as bar:
-
-        def show(done_s: float) -> None:
-            bar.update(done_s - bar.n)
-
-        return perform_all(runs, processes, show)
 
 
 def _pair(
@@ -230,14 +218,6 @@ async def _watch(looks: list[PackingLook]) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-_RUN = TypeAdapter(PackingRun)
-
-
-def read_runs(path: Path) -> list[PackingRun]:
-    """The runs in a file; none if there is no such file."""
-    return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
 def show_live(runs: Iterable[PackingRun]) -> None:
     """Print a line for each run."""
     print(
@@ -271,14 +251,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         show_simulated(given.workloads, given.kept, given.seeds or range(5), given.processes)
         return
     if given.live:
-        done = {(run.sizes, run.seed) for run in read_runs(given.live)}
+        done = {(run.sizes, run.seed) for run in read_runs(given.live, PackingRun)}
         for seed in given.seeds or [0]:
             for sizes in Sizes:
                 if (sizes, seed) not in done:
-                    run = perform(sizes, seed)
-                    with given.live.open("ab") as file:
-                        file.write(_RUN.dump_json(run) + b"\n")
-    show_live(read_runs(given.live or given.report))
+                    append_runs(given.live, perform(sizes, seed))
+    show_live(read_runs(given.live or given.report, PackingRun))
 
 
 if __name__ == "__main__":

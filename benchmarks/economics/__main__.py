@@ -36,9 +36,10 @@ from benchmarks.economics.case import (
 )
 from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
-from benchmarks.economics.observed import LiveRun, append_run, missing, read_runs
+from benchmarks.economics.observed import LiveRun, missing
 from benchmarks.economics.predict import calibration, costs_of, foretell, is_predictable, predict, predictable
 from benchmarks.economics.report import RunFigures, compare, judge, render
+from benchmarks.runs import append_runs, read_runs
 from deployments.config import ServiceLevelSettings
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -51,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.foretell:
             print(_foretold(_cases(given, given.foretell), given.foretell, given.baseline, given.against))
         elif given.predict:
-            print(_predicted(read_runs(given.predict)))
+            print(_predicted(read_runs(given.predict, LiveRun)))
         elif given.report:
-            print(_tables(read_runs(given.report), given.baseline))
+            print(_tables(read_runs(given.report, LiveRun), given.baseline))
         else:
             cases = _cases(given, given.traces)
             _measure(cases, given.traces, given.out, given.record, given.at_most)
-            print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
+            print(_tables([run for run in read_runs(given.out, LiveRun) if run.case in set(cases)], given.baseline))
     except BadInput as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
@@ -163,7 +164,7 @@ def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
 
 
 def _measure(cases: Sequence[LiveCase], traces: Path, out: Path, record: Path | None, at_most: int | None) -> None:
-    left = missing(cases, read_runs(out))
+    left = missing(cases, read_runs(out, LiveRun))
     with tqdm(total=len(cases), initial=len(cases) - len(left), unit="run", desc="economics") as bar:
 
         def show(now: ReplaySample) -> None:
@@ -171,7 +172,7 @@ def _measure(cases: Sequence[LiveCase], traces: Path, out: Path, record: Path | 
 
         for case in left[:at_most]:
             bar.set_description(f"{case.variant} on {case.window.name}")
-            append_run(out, perform(case, traces, show, record))
+            append_runs(out, perform(case, traces, show, record))
             bar.update()
 
 
@@ -205,7 +206,7 @@ def _foretold(cases: Sequence[LiveCase], traces: Path, baseline: str, against: P
     results = [RunFigures(case, foretell(case, arrivals(case, traces), case.repeat)) for case in known]
     parts = [cases[0].conditions.name, render(results, baseline)]
     if against is not None:
-        made = [RunFigures(run.case, figures(run.observed, run.case.conditions)) for run in read_runs(against)]
+        made = [RunFigures(run.case, figures(run.observed, run.case.conditions)) for run in read_runs(against, LiveRun)]
         parts.append(judge(made, results))
     return "\n\n".join(parts)
 

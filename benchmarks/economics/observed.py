@@ -2,15 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from app.replay.measurements import ReplayMeasurements
 from app.replay.stream import Record, StreamOutcome
 from app.replay.summary import Distribution, quantiles
-from app.simulator.errors import BadInput
 from benchmarks.economics.case import LiveCase
 
 
@@ -120,27 +116,6 @@ def _migration(item: Mapping[str, Any], began: float) -> ObservedMigration:
         pause_s=item["pause_s"],
         duration_s=item["duration_s"],
     )
-
-
-# --- the file ---------------------------------------------------------------------------------------------
-
-_RUN = TypeAdapter(LiveRun)
-
-
-def append_run(path: Path, run: LiveRun) -> None:
-    """Append a run to a file."""
-    with path.open("ab") as file:
-        file.write(_RUN.dump_json(run) + b"\n")
-
-
-def read_runs(path: Path) -> list[LiveRun]:
-    """The runs in a file; none if there is no such file. Raises `BadInput` if the file has other content."""
-    if not path.exists():
-        return []
-    try:
-        return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()]
-    except (OSError, ValidationError) as error:
-        raise BadInput(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
 
 
 def missing(cases: Sequence[LiveCase], runs: Sequence[LiveRun]) -> list[LiveCase]:

@@ -13,10 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import TypeAdapter
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.simulator.errors import BadInput
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
 from app.simulator.world.setup import Setup
@@ -27,6 +25,7 @@ from benchmarks.load import percentile
 from benchmarks.routing.case import BEGIN_S, PACE, POLICY, RoutedRequest, session_requests, with_answers
 from benchmarks.routing.live import PORT, SETTLE_S, ask_mell, send
 from benchmarks.routing.predict import paced_costs
+from benchmarks.runs import append_runs, read_runs
 from benchmarks.servers import mell
 from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
@@ -92,11 +91,11 @@ def measure(path: Path, seeds: int) -> list[PairRun]:
     """
     wanted = [(system, workload, seed) for seed in range(seeds) for system in SYSTEMS for workload in RATES]
     for system, seed in tqdm(dict.fromkeys((system, seed) for system, _, seed in wanted), unit="system"):
-        done = {run.key for run in read_runs(path)}
+        done = {run.key for run in read_runs(path, PairRun)}
         missing = [w for s, w, number in wanted if (s, number) == (system, seed) and (s, w, number) not in done]
         if missing:
             _perform(path, system, missing, seed)
-    return read_runs(path)
+    return read_runs(path, PairRun)
 
 
 def _perform(path: Path, system: str, workloads: Sequence[str], seed: int) -> None:
@@ -111,9 +110,7 @@ def _perform(path: Path, system: str, workloads: Sequence[str], seed: int) -> No
     }
     with mell(PORT, REPLICAS, **settings):
         for workload in workloads:
-            run = asyncio.run(_run(system, workload, seed))
-            with path.open("ab") as file:
-                file.write(_RUN.dump_json(run) + b"\n")
+            append_runs(path, asyncio.run(_run(system, workload, seed)))
 
 
 async def _run(system: str, workload: str, seed: int) -> PairRun:
@@ -140,17 +137,6 @@ def counted(metrics: str) -> dict[str, int]:
     for outcome, count in _OUTCOME.findall(metrics):
         found[outcome] = found.get(outcome, 0) + round(float(count))
     return found
-
-
-_RUN = TypeAdapter(PairRun)
-
-
-def read_runs(path: Path) -> list[PairRun]:
-    """The runs in a file; none if there is no such file. Raises `BadInput` if the file has other content."""
-    try:
-        return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-    except ValueError as error:
-        raise BadInput(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
 
 
 # --- simulated ----------------------------------------------------------------------------------------

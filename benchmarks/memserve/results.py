@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-from app.simulator.command.runs import perform_all
 from benchmarks.memserve.case import PaperCase
+from benchmarks.runs import simulate_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +34,7 @@ Figures = Mapping[PaperCase, PaperFigures]
 def simulated(cases: Sequence[PaperCase], seeds: int, processes: int) -> dict[PaperCase, PaperFigures]:
     """Simulate every case with the seeds from 0 to `seeds` - 1, with a bar of their virtual time."""
     seeded = [replace(case, seed=seed) for case in cases for seed in range(seeds)]
-    runs = [case.run() for case in seeded]
-    with tqdm(total=sum(run.seconds for run in runs), unit="s", unit_scale=True) as bar:
-
-        def show(done_s: float) -> None:
-            bar.update(done_s - bar.n)
-
-        found = perform_all(runs, processes, show)
+    found = simulate_all([case.run() for case in seeded], processes)
     by_case = defaultdict(list)
     for case, metrics in zip(seeded, found, strict=True):
         by_case[replace(case, seed=0)].append(figures_of(metrics))

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from app.simulator.errors import BAD_INPUT, BadInput
 from benchmarks.routing.case import RATES, System
-from benchmarks.routing.live import append_runs, perform, read_runs
+from benchmarks.routing.live import RoutingRun, perform
 from benchmarks.routing.placing import show_placements
 from benchmarks.routing.predict import predict
 from benchmarks.routing.report import compare, render
+from benchmarks.runs import append_runs, read_runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.live:
             _measure(given.live, given.systems, given.workloads, given.seeds, given.at_most)
         if given.live or given.report:
-            print(render(read_runs(given.live or given.report), System.TREE))
+            print(render(read_runs(given.live or given.report, RoutingRun), System.TREE))
         elif given.predict is not None:
             _predict(given.predict, given.systems, given.workloads, given.seeds)
         else:
@@ -61,15 +62,15 @@ def _measure(
     started = 0
     for seed in seeds:
         for system in systems:
-            done = {(run.system, run.workload, run.seed) for run in read_runs(path)}
+            done = {(run.system, run.workload, run.seed) for run in read_runs(path, RoutingRun)}
             missing = [workload for workload in workloads if (system, workload, seed) not in done]
             if missing and (at_most is None or started < at_most):
                 started += 1
-                append_runs(path, perform(system, missing, seed))
+                append_runs(path, *perform(system, missing, seed))
 
 
 def _predict(path: Path, systems: Sequence[System], workloads: Sequence[str], seeds: Sequence[int]) -> None:
-    measured = read_runs(path) if path.is_file() else []
+    measured = read_runs(path, RoutingRun) if path.is_file() else []
     simulated = [
         predict(system, workload, seed)
         for workload in workloads

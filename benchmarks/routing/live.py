@@ -9,12 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
-from app.simulator.errors import BadInput
 from benchmarks.load import stream
 from benchmarks.routing.case import (
     PACE,
@@ -214,22 +210,3 @@ async def _on_serve(system: System, workloads: Sequence[str], seed: int) -> list
     finally:
         await asyncio.to_thread(serve.shutdown)
         ray.shutdown()
-
-
-# --- the file -----------------------------------------------------------------------------------------
-
-_RUN = TypeAdapter(RoutingRun)
-
-
-def append_runs(path: Path, runs: Sequence[RoutingRun]) -> None:
-    """Append runs to a file, as lines of JSON."""
-    with path.open("ab") as file:
-        file.writelines(_RUN.dump_json(run) + b"\n" for run in runs)
-
-
-def read_runs(path: Path) -> list[RoutingRun]:
-    """The runs in a file; none if there is no such file. Raises `BadInput` if the file has other content."""
-    try:
-        return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-    except ValueError as error:
-        raise BadInput(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None

@@ -20,6 +20,7 @@ after that time. Exit status: 0 if all answers so far were right, 1 if not.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import sys
@@ -171,6 +172,26 @@ def common_prefix(seed: object, number: int, family: int, shape: CachedShape) ->
     return draw_prompt(name, random.Random(name).randint(*shape.prefix))
 
 
+async def compare_cached(
+    client: ApiClient, bare: ApiClient, request: CachedRequest, model: str, orders: list[str]
+) -> tuple[CachedAnswer, CachedVerdict, str]:
+    """Send a request to one server, and to a `bare` one without a cache; the answer, its verdict, and the reason.
+
+    Raises ValueError for an answer that should have been computed and was not, and what the servers answer instead.
+    """
+    salts = itertools.count()
+
+    async def compute(more: Mapping[str, Any]) -> CachedAnswer:
+        salt = f"{request.label}-{time.time_ns()}-{next(salts)}"
+        return await ask_cached(bare, request, model, salt, more)
+
+    answer = await ask_cached(client, request, model, orders=orders)
+    computed = await compute({})
+    if computed.cached:
+        raise ValueError(f"{computed.cached} tokens are cached under a salt of its own")
+    return answer, *await judge_cached(request, answer, computed, compute)
+
+
 async def judge_cached(
     request: CachedRequest, answer: CachedAnswer, computed: CachedAnswer, compute: Compute
 ) -> tuple[CachedVerdict, str]:
@@ -222,7 +243,6 @@ class CachedSoak:
         self._model = model
         self._shape = shape
         self._seed = seed
-        self._salts = 0
 
     async def round(self, number: int) -> CachedRound:
         """Run a round, to the end of its requests."""
@@ -252,18 +272,8 @@ class CachedSoak:
 
     async def _compare(self, request: CachedRequest, orders: list[str], done: CachedRound) -> CachedAnswer | None:
         """Send a request, and again without a cache; the answer, None if there is none."""
-
-        async def compute(more: Mapping[str, Any]) -> CachedAnswer:
-            self._salts += 1
-            salt = f"{request.label}-{time.time_ns()}-{self._salts}"
-            return await ask_cached(self._client, request, self._model, salt, more)
-
         try:
-            answer = await ask_cached(self._client, request, self._model, orders=orders)
-            computed = await compute({})
-            if computed.cached:
-                raise ValueError(f"{computed.cached} tokens are cached under a salt of its own")
-            verdict, why = await judge_cached(request, answer, computed, compute)
+            answer, verdict, why = await compare_cached(self._client, self._client, request, self._model, orders)
         except (ClientError, ValueError, LookupError, TimeoutError) as error:
             done.bad.append(f"{request.label}: {error!r}")
             return None

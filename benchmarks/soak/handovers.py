@@ -43,8 +43,7 @@ from benchmarks.soak.cached import (
     RIGHT,
     CachedAnswer,
     CachedRequest,
-    ask_cached,
-    judge_cached,
+    compare_cached,
 )
 from benchmarks.soak.report import Line, read_lines, rounds_of
 from deployments.config import Caching
@@ -129,7 +128,6 @@ class HandoverSoak:
         self._caching = caching
         self._shape = shape
         self._seed = seed
-        self._salts = 0
 
     async def round(self, number: int) -> HandoverRound:
         """Run a round, to the end of its requests."""
@@ -158,18 +156,8 @@ class HandoverSoak:
 
     async def _compare(self, request: CachedRequest, done: HandoverRound) -> CachedAnswer | None:
         """Send a request to both servers; the answer, None if there is none."""
-
-        async def compute(more: Mapping[str, Any]) -> CachedAnswer:
-            self._salts += 1
-            salt = f"{request.label}-{time.time_ns()}-{self._salts}"
-            return await ask_cached(self._bare, request, MODEL, salt, more)
-
         try:
-            answer = await ask_cached(self._client, request, MODEL, orders=[])
-            computed = await compute({})
-            if computed.cached:
-                raise ValueError(f"{computed.cached} tokens are cached under a salt of its own")
-            verdict, why = await judge_cached(request, answer, computed, compute)
+            answer, verdict, why = await compare_cached(self._client, self._bare, request, MODEL, [])
         except (ClientError, ValueError, LookupError, TimeoutError) as error:
             done.bad.append(f"{request.label}: {error!r}")
             return None

@@ -12,7 +12,8 @@ from app.replay.measurements import ReplaySample
 from benchmarks.economics import __main__ as economics
 from benchmarks.economics.case import Conditions, LiveCase, RunWindow
 from benchmarks.economics.measure import arrivals, perform
-from benchmarks.economics.observed import LiveRun, read_runs
+from benchmarks.economics.observed import LiveRun
+from benchmarks.runs import read_runs
 from tests.benchmarks.economics.made_up import case, looks, run, served
 
 STATES = {"mell": {"a": "RUNNING"}, "worst_fit": {"a": "RUNNING", "b": "RUNNING"}, "serve": {"a": "RUNNING"}}
@@ -54,7 +55,7 @@ def measure(traces: Path, *options: str) -> int:
 
 def test_ended_runs_are_kept_and_the_missing_ones_made_later(traces: Path, performed: list[LiveCase]) -> None:
     assert measure(traces) == economics.FAILED
-    assert [one.case.variant for one in read_runs(traces / "runs")] == ["mell", "worst_fit"]
+    assert [one.case.variant for one in read_runs(traces / "runs", LiveRun)] == ["mell", "worst_fit"]
     assert measure(traces) == 0
     assert [one.variant for one in performed] == ["mell", "worst_fit", "serve", "serve"]
 

@@ -9,7 +9,8 @@ from app.replay.stream import Record, StreamOutcome
 from app.replay.trace import TraceRequest
 from app.simulator.errors import BadInput
 from benchmarks.economics.case import Conditions
-from benchmarks.economics.observed import ObservedMigration, ServedRequest, append_run, missing, observe, read_runs
+from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest, missing, observe
+from benchmarks.runs import append_runs, read_runs
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 
@@ -55,22 +56,22 @@ def test_runs_round_trip_through_the_file(tmp_path: Path) -> None:
         run(case("serve", repeat=3), requests=[served(1.0, first_s=None)]),
     ]
     for one in runs:
-        append_run(tmp_path / "runs", one)
-    assert read_runs(tmp_path / "runs") == runs
+        append_runs(tmp_path / "runs", one)
+    assert read_runs(tmp_path / "runs", LiveRun) == runs
 
 
 def test_without_a_file_there_are_no_runs(tmp_path: Path) -> None:
-    assert read_runs(tmp_path / "none") == []
+    assert read_runs(tmp_path / "none", LiveRun) == []
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_text('{"case": 1}\n')
     with pytest.raises(BadInput, match="not a file of runs"):
-        read_runs(tmp_path / "other")
+        read_runs(tmp_path / "other", LiveRun)
 
 
 def test_only_cases_without_a_run_are_missing(tmp_path: Path) -> None:
-    append_run(tmp_path / "runs", run(case("mell")))
+    append_runs(tmp_path / "runs", run(case("mell")))
     slower = CONDITIONS.pace.model_copy(update={"decode_s": 0.1})
     cases = [case("mell"), case("serve"), case("mell", repeat=1), case(conditions=Conditions(pace=slower))]
-    assert missing(cases, read_runs(tmp_path / "runs")) == cases[1:]
+    assert missing(cases, read_runs(tmp_path / "runs", LiveRun)) == cases[1:]

@@ -9,8 +9,9 @@ from app.simulator.errors import BadInput
 from benchmarks.evaluation.page import fill
 from benchmarks.memserve import live
 from benchmarks.memserve.__main__ import PAGE
-from benchmarks.memserve.live import RATES, SYSTEMS, PairAnswer, PairRun, counted, predict, read_runs, tables
+from benchmarks.memserve.live import RATES, SYSTEMS, PairAnswer, PairRun, counted, predict, tables
 from benchmarks.routing import case
+from benchmarks.runs import append_runs, read_runs
 
 RUN = PairRun("full", "loogle_like", 0, (PairAnswer(0.1, 2.1, 100, 60, 41), PairAnswer(0.3, 0.3, 100, 20, 1)), {})
 
@@ -28,17 +29,17 @@ mell_migrations_total{outcome="committed",path="kv",reason="balance"} 9.0
 
 def test_runs_are_appended_to_a_file_of_runs(tmp_path: Path) -> None:
     path = tmp_path / "runs"
-    assert read_runs(path) == []
-    path.write_bytes(live._RUN.dump_json(RUN) + b"\n")
-    assert read_runs(path) == [RUN]
+    assert read_runs(path, PairRun) == []
+    append_runs(path, RUN)
+    assert read_runs(path, PairRun) == [RUN]
     path.write_text("{}\n")
     with pytest.raises(BadInput, match="is not a file of runs"):
-        read_runs(path)
+        read_runs(path, PairRun)
 
 
 def test_only_what_the_file_lacks_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs"
-    path.write_bytes(live._RUN.dump_json(RUN) + b"\n")
+    append_runs(path, RUN)
     performed = list[tuple[str, str]]()
 
     def perform(to: Path, system: str, workloads: list[str], seed: int) -> None:

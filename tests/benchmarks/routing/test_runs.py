@@ -9,8 +9,9 @@ import pytest
 from app.simulator.errors import BadInput
 from benchmarks.routing import predict as predicting
 from benchmarks.routing.case import PACE, RATES, RoutedRequest, System, session_requests, with_answers
-from benchmarks.routing.live import RoutedAnswer, RoutingRun, append_runs, cached_tokens, read_runs, send
+from benchmarks.routing.live import RoutedAnswer, RoutingRun, cached_tokens, send
 from benchmarks.routing.report import compare, figures, render
+from benchmarks.runs import append_runs, read_runs
 from deployments.engine.tokens import expected
 from tests.virtual_time import virtual_loop
 
@@ -79,13 +80,13 @@ def test_predictions_stand_beside_measurements() -> None:
 
 def test_runs_are_kept_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    assert read_runs(path) == []
-    append_runs(path, [run()])
-    append_runs(path, [run(System.RAY_PREFIX)])
-    assert read_runs(path) == [run(), run(System.RAY_PREFIX)]
+    assert read_runs(path, RoutingRun) == []
+    append_runs(path, run())
+    append_runs(path, run(System.RAY_PREFIX))
+    assert read_runs(path, RoutingRun) == [run(), run(System.RAY_PREFIX)]
     path.write_text("{}")
     with pytest.raises(BadInput, match="is not a file of runs"):
-        read_runs(path)
+        read_runs(path, RoutingRun)
 
 
 def test_the_simulator_plays_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
