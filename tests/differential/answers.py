@@ -91,20 +91,25 @@ _COLUMNS = {"tokens", "token_logprobs", "top_logprobs", "text_offset", "content"
 """Members whose lists continue in the next chunk."""
 
 
+_REASONING = {"reasoning", "thinking"}
 _BEGIN = "<think>"
 """vLLM's reasoning parser drops this mark if it is alone in a chunk, and keeps it beside other tokens."""
 
 
-def _unmarked(value: Json) -> Json:
-    """The value without marks in its streamed reasoning: whether they are there depends on timing, on any server."""
-    if isinstance(value, dict):
-        return {
-            name: member.replace(_BEGIN, "")
-            if name in ("reasoning", "thinking") and isinstance(member, str)
-            else _unmarked(member)
-            for name, member in value.items()
-        }
-    return [_unmarked(member) for member in value] if isinstance(value, list) else value
+def _unmarked(value: Json, reasons: bool = False) -> Json:
+    """The value without marks in its reasoning, of which it is a part if it `reasons`.
+
+    Whether they are there depends on how an engine's tokens were cut into outputs.
+    """
+    match value:
+        case str():
+            return value.replace(_BEGIN, "") if reasons else value
+        case list():
+            return [_unmarked(member, reasons) for member in value]
+        case dict():
+            reasons = reasons or "reasoning" in str(value.get("type", ""))
+            return {name: _unmarked(each, reasons or name in _REASONING) for name, each in value.items()}
+    return value
 
 
 def joined(events: Sequence[Json]) -> Json:

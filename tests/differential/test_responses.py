@@ -18,6 +18,11 @@ REASONING = [0, 1, 2, 3, 4, 5, 6, 7]
 
 def streamed(outputs: Sequence[Sequence[int]]) -> Json:
     """The events of an answer whose prompt ends within reasoning, in the form in which answers are compared."""
+    return normalised(joined(sent(outputs)))
+
+
+def sent(outputs: Sequence[Sequence[int]]) -> list[Json]:
+    """The same events as vLLM sends them."""
     pieces: Any = SimpleNamespace(get_vocab=lambda: {text: token for token, text in PIECES.items()})
     made = ParserManager.get_parser(reasoning_parser_name="deepseek_v3")
     assert made is not None
@@ -33,7 +38,7 @@ def streamed(outputs: Sequence[Sequence[int]]) -> Json:
                 events += [*processor.close_current(), *processor.open(target, call)]
             events += processor.emit_delta(delta, SimpleNamespace())
     events += processor.close_current()
-    return normalised(joined([event.model_dump(mode="json") for event in events]))
+    return [event.model_dump(mode="json") for event in events]
 
 
 CUTS = [[[token] for token in REASONING], [REASONING], [REASONING[:3], REASONING[3:]], [REASONING[:1], REASONING[1:]]]
@@ -52,3 +57,10 @@ def test_reasoning_that_ends_is_another_answer(outputs: list[list[int]]) -> None
     ended = [*outputs, [THOUGHT], [8]]
     assert len(streamed(ended)) == 12
     assert streamed(ended) == streamed([[token] for tokens in ended for token in tokens])
+
+
+def test_a_mark_within_reasoning_is_sent_or_not_by_the_cut_and_does_not_matter() -> None:
+    alone, beside, without = [[0], [THINK], [1]], [[0], [THINK, 1]], [[0], [1]]
+    texts = [next(event["text"] for event in sent(each) if "text" in event) for each in (alone, beside, without)]
+    assert texts == ["ab", "a<think>b", "ab"]
+    assert streamed(alone) == streamed(beside) == streamed(without) != streamed([[0], [2]])
