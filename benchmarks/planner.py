@@ -30,7 +30,7 @@ from deployments.api.calls import PlaceCall
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
-from deployments.processes.heap import PERIOD, freeze_heap
+from deployments.processes.heap import YOUNG_IN_PERIODS, freeze_heap
 from deployments.replica.reporting import ReplicaReporter
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
@@ -301,7 +301,7 @@ class LivePath:
             placing += after - turned
             self.waits.append(after - before)
             before = after
-        freeze_heap(PERIOD)
+        freeze_heap(YOUNG_IN_PERIODS)
         self.freezing.append(time.process_time() - before)
         self.work.append(before - began - placing)
         await epoch

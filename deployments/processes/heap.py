@@ -10,7 +10,7 @@ YOUNG = 20_000
 """The number of new objects after which the youngest are collected. Python's 700 are fewer than one engine step makes
 of 64 requests, and each collection visits the objects of requests under way, of which none can be freed."""
 
-PERIOD = 10 * YOUNG
+YOUNG_IN_PERIODS = 10 * YOUNG
 """The same in a process that freezes its heap in periods. An epoch of a thousand replicas makes more than YOUNG
 objects: a collection in its midst would hold up placements, and the next freeze collects them anyway."""
 
@@ -41,5 +41,5 @@ async def keep_heap_frozen(period_s: float) -> None:
     while True:
         for _ in range(max(1, round(THAW_S / period_s))):
             await asyncio.sleep(period_s)
-            freeze_heap(PERIOD)
+            freeze_heap(YOUNG_IN_PERIODS)
         gc.unfreeze()

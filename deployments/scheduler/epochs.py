@@ -86,7 +86,10 @@ class Epochs:
                 continue
 
     async def epoch(self) -> None:
-        """Run one epoch of all pools. Raises `Refused` if a newer scheduler has replaced this one."""
+        """Run one epoch of all pools, with pauses in which arrivals are placed.
+
+        Raises `Refused` if a newer scheduler has replaced this one.
+        """
         await asyncio.gather(*(pool.gather() for pool in self._pools))
         await asyncio.sleep(0)
         now = self._clock()

@@ -549,7 +549,7 @@ class Cluster:
 
     def size_on(self, request: Request, replica: Replica) -> int:
         """The tokens that the request adds to a replica, or has added to its own: see `size`."""
-        return self.size(request).on(replica)
+        return request.tokens if request.prompt is None else self.size(request).on(replica)
 
     def distinct(self, requests: Iterable[Request]) -> int:
         """The distinct tokens of requests, if all of them were on one replica."""

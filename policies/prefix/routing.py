@@ -282,7 +282,6 @@ class Router:
         (score,) = self.scores_of((replica,), arrival.tokens, held, now)
         self.queues.add(arrival.id, replica.id, score.prefill_s, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
-        self.take_names(arrival.id, arrival.names)
         if self.routing is Routing.SESSION and arrival.session:
             self._sessions.new[arrival.session] = replica.id
         best = max((prefix.blocks for prefix in held.values()), default=0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments.processes.heap import PERIOD, THAW_S, YOUNG, freeze_heap, keep_heap_frozen
+from deployments.processes.heap import THAW_S, YOUNG, YOUNG_IN_PERIODS, freeze_heap, keep_heap_frozen
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ async def test_objects_of_an_epoch_cause_no_collection_where_the_heap_is_kept_fr
     try:
         await asyncio.sleep(1.5)
         before = gc.get_stats()[0]["collections"]
-        epoch = [[number] for number in range(PERIOD // 2)]
+        epoch = [[number] for number in range(YOUNG_IN_PERIODS // 2)]
         assert gc.get_stats()[0]["collections"] == before, len(epoch)
         await asyncio.sleep(1.0)
         assert gc.get_stats()[2]["collections"] > 0 and gc.get_freeze_count() > len(epoch)
