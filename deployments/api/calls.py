@@ -3,14 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from migration.protocol.request import RequestSpec, StreamEvent
+from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.model import ReplicaId
 from policies.plan import Move
 from policies.prefix.copies import Fetch
-
-Batch = tuple[StreamEvent, ...]
-"""The events that a replica publishes to one ingress between two reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The deployments' remote methods, by caller. Values travel pickled between processes.
+"""The deployments' remote methods, by caller. Values travel through Ray, or over a channel (`deployments.channels`).
 
 A caller holds a port (`RemoteReplicas`, `SchedulerClient`) whose stubs (`api.stubs`) implement these protocols.
 Every call raises PeerLost if the replica is dead or unreachable, besides the exceptions of its method.
@@ -7,15 +7,16 @@ Every call raises PeerLost if the replica is dead or unreachable, besides the ex
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
-from deployments.api.channel import ChannelOffer
+from deployments.api.calls import MoveAnswer, PlaceCall, Submission
 from deployments.api.report import ReplicaReport
+from deployments.channels.wire import Batch, ChannelOffer, Failure, methods_of
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from migration.pool import PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
-from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
+from migration.protocol.messages import PathRequest
+from migration.protocol.ports import Peer
 from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.donor import CopyOrder
@@ -35,12 +36,8 @@ class MetricsApi(Protocol):
         ...
 
 
-class RequestApi(Protocol):
-    """An engine replica, for requests of ingresses."""
-
-    async def tasks(self) -> tuple[str, ...]:
-        """The tasks of the replica's model, with vLLM's names."""
-        ...
+class ReaderApi(Protocol):
+    """An engine replica, for the readers of requests."""
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """Stream the request to its reader from output token `index` on; False if it does not run here."""
@@ -53,6 +50,25 @@ class RequestApi(Protocol):
     async def release(self, request: RequestId, hop: int | None) -> None:
         """End the runs of the request under hops below `hop`, which the reader reads now; None: end all of them."""
         ...
+
+
+class RequestApi(ReaderApi, Protocol):
+    """An engine replica, for requests of ingresses."""
+
+    async def tasks(self) -> tuple[str, ...]:
+        """The tasks of the replica's model, with vLLM's names."""
+        ...
+
+
+class ChannelApi(ReaderApi, Protocol):
+    """An engine replica, for the ingress at the other end of a channel."""
+
+    async def submit(self, requests: tuple[Submission, ...]) -> tuple[str | Failure, ...]:
+        """Run requests. Returns for each the model that runs it, or the refusal."""
+        ...
+
+
+CHANNEL_METHODS = methods_of(ChannelApi)
 
 
 class AdapterApi(Protocol):
@@ -135,38 +151,6 @@ class UtilityApi(Protocol):
         ...
 
 
-class TargetApi(Protocol):
-    """An engine replica as the target of migrations: `migration.protocol.ports.Peer`, call by call."""
-
-    async def migration_prepare(self, message: Prepare) -> Prepared:
-        """See `Peer.prepare`."""
-        ...
-
-    async def migration_load(self, message: CopyRound) -> None:
-        """See `Peer.load`."""
-        ...
-
-    async def migration_receive(self, message: Chunk) -> None:
-        """See `Peer.receive`."""
-        ...
-
-    async def migration_renew(self, migration: str) -> None:
-        """See `Peer.renew`."""
-        ...
-
-    async def migration_adopt(self, message: Adopt) -> None:
-        """See `Peer.adopt`."""
-        ...
-
-    async def migration_cancel(self, migration: str) -> None:
-        """See `Peer.cancel`."""
-        ...
-
-    async def migration_resumed(self, migration: str) -> float | None:
-        """See `Peer.resumed`."""
-        ...
-
-
 class CopyApi(Protocol):
     """An engine replica as the donor of copies, for operators, the scheduler and other replicas."""
 
@@ -175,11 +159,22 @@ class CopyApi(Protocol):
         ...
 
 
-class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, CopyApi, UtilityApi, TargetApi, MetricsApi, Protocol):
+class PeerApi(Peer, CopyApi, Protocol):
+    """An engine replica, for the replica at the other end of a channel."""
+
+
+PEER_METHODS = methods_of(PeerApi)
+
+
+class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, CopyApi, UtilityApi, MetricsApi, Protocol):
     """The Engine deployment."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
-        """Offer a connection to an ingress (`deployments.api.channel`); ends with the connection."""
+        """Offer a channel to an ingress; ends with the channel."""
+        ...
+
+    async def peer_channel(self) -> ChannelOffer:
+        """Offer a channel to another replica."""
         ...
 
 

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
-from deployments.api.channel import ChannelOffer, ChannelReader, Channels, channel_batches
-from deployments.api.protocols import EngineApi, IngressApi, SchedulerApi, ServingApi
+from deployments.api.calls import MoveAnswer, PlaceCall, Submission
+from deployments.api.protocols import (
+    CHANNEL_METHODS,
+    ChannelApi,
+    EngineApi,
+    IngressApi,
+    ReaderApi,
+    SchedulerApi,
+    ServingApi,
+)
 from deployments.api.report import ReplicaReport
+from deployments.channels.calling import CallerEnd, Channels, channel_batches
+from deployments.channels.wire import Batch, ChannelOffer
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
@@ -22,7 +31,7 @@ from deployments.serve.routing import ReplicaHandles, Unrouted
 from migration.pool import PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
-from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
+from migration.protocol.messages import PathRequest
 from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.donor import CopyOrder
@@ -83,11 +92,16 @@ class EngineStub:
 
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
         """See `ServingApi.events`."""
-        return channel_batches(self._calls.replica, self.channel(ingress), self._silence_s, self._channels)
+        offers = self.channel(ingress)
+        return channel_batches(self._calls.replica, offers, CHANNEL_METHODS, self._silence_s, self._channels)
 
     def channel(self, ingress: IngressId) -> AsyncGenerator[ChannelOffer]:
         """See `EngineApi.channel`."""
         return self._calls.stream(EngineApi.channel, ingress)
+
+    async def peer_channel(self) -> ChannelOffer:
+        """See `EngineApi.peer_channel`."""
+        return await self._calls.call(EngineApi.peer_channel)
 
     async def tasks(self) -> tuple[str, ...]:
         """See `RequestApi.tasks`."""
@@ -98,7 +112,15 @@ class EngineStub:
         channel = self._channels.get(self._calls.replica)
         if channel is None:
             raise Unrouted(f"there is no channel to replica {self._calls.replica}")
-        return await channel.submit(requests)
+        answers = await channel.call(ChannelApi.submit, requests)
+        return [each if isinstance(each, str) else each.refusal() for each in answers]
+
+    async def _ask(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call the replica over its channel, or through Ray if there is none."""
+        channel = self._channels.get(self._calls.replica)
+        return await (channel or self._calls).call(method, *args, **kwargs)
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """See `AdapterApi.load_adapter`."""
@@ -106,15 +128,15 @@ class EngineStub:
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """See `ServingApi.attach`."""
-        return await self._calls.call(EngineApi.attach, request, hop, index)
+        return await self._ask(ReaderApi.attach, request, hop, index)
 
     async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
         """See `ServingApi.keep`."""
-        await self._calls.call(EngineApi.keep, request, hop, next_hop)
+        await self._ask(ReaderApi.keep, request, hop, next_hop)
 
     async def release(self, request: RequestId, hop: int | None) -> None:
         """See `ServingApi.release`."""
-        await self._calls.call(EngineApi.release, request, hop)
+        await self._ask(ReaderApi.release, request, hop)
 
     async def report(self, fence: int, version: int | None) -> ReplicaReport:
         """See `ControlApi.report`."""
@@ -164,34 +186,6 @@ class EngineStub:
         """See `UtilityApi.stop_profile`."""
         return await self._calls.call(EngineApi.stop_profile)
 
-    async def migration_prepare(self, message: Prepare) -> Prepared:
-        """See `Peer.prepare`."""
-        return await self._calls.call(EngineApi.migration_prepare, message)
-
-    async def migration_load(self, message: CopyRound) -> None:
-        """See `Peer.load`."""
-        await self._calls.call(EngineApi.migration_load, message)
-
-    async def migration_receive(self, message: Chunk) -> None:
-        """See `Peer.receive`."""
-        await self._calls.call(EngineApi.migration_receive, message)
-
-    async def migration_renew(self, migration: str) -> None:
-        """See `Peer.renew`."""
-        await self._calls.call(EngineApi.migration_renew, migration)
-
-    async def migration_adopt(self, message: Adopt) -> None:
-        """See `Peer.adopt`."""
-        await self._calls.call(EngineApi.migration_adopt, message)
-
-    async def migration_cancel(self, migration: str) -> None:
-        """See `Peer.cancel`."""
-        await self._calls.call(EngineApi.migration_cancel, migration)
-
-    async def migration_resumed(self, migration: str) -> float | None:
-        """See `Peer.resumed`."""
-        return await self._calls.call(EngineApi.migration_resumed, migration)
-
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
         return await self._calls.call(EngineApi.copy_prefix, order, to)
@@ -230,7 +224,7 @@ class ServeReplicas(Generic[Api]):
 
 def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
     """The engine replicas of an application."""
-    channels: dict[ReplicaId, ChannelReader] = {}
+    channels: dict[ReplicaId, CallerEnd] = {}
     return ServeReplicas(ReplicaHandles("Engine", app), lambda calls: EngineStub(calls, silence_s, channels))
 
 

@@ -12,11 +12,12 @@ import ray
 from ray.util import get_node_ip_address
 
 from deployments.api.calls import Submission
-from deployments.api.channel import ChannelOffer
-from deployments.api.protocols import EngineApi, RemoteReplicas, TargetApi
+from deployments.api.protocols import ChannelApi, EngineApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.cache.occupancy import CacheReport, cache_report
+from deployments.channels.listening import ChannelListener
+from deployments.channels.wire import ChannelOffer, Failure
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead, ProfileSession
 from deployments.metrics.cache import expose_cache
@@ -24,12 +25,12 @@ from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
-from deployments.replica.channels import ChannelListener
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
+from deployments.replica.ingress_channels import IngressChannel, offered, submit_all
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
-from deployments.replica.peers import PeerConnections
+from deployments.replica.peers import PeerCalls, PeerChannels, PeerConnections
 from deployments.replica.prefix_cache.contexts import BYTES_PER_TOKEN, PastContexts
 from deployments.replica.prefix_cache.copies import Copies
 from deployments.replica.prefix_cache.evacuation import Evacuator, LastCopies
@@ -47,7 +48,6 @@ from deployments.serve.scaling import REQUESTS
 from migration.pool import MemPool, PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
-from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.donor import CopyOrder
@@ -65,45 +65,6 @@ _WATCH_PERIOD_S = 0.2
 
 _ADAPTER_S = 2.0
 """The longest time that a request waits here for its adapter; then it tries another replica, or this one again."""
-
-
-class ServePeer:
-    """Implements `Peer`: the target of a migration, behind calls to that one replica.
-
-    The calls bypass Serve's router, since some of them are inside the pause.
-    """
-
-    def __init__(self, replicas: RemoteReplicas[TargetApi], replica: ReplicaId) -> None:
-        self._target = replicas.at(replica, routed=False)
-        self.id = replica
-
-    async def prepare(self, message: Prepare) -> Prepared:
-        """See `Peer.prepare`."""
-        return await self._target.migration_prepare(message)
-
-    async def load(self, message: CopyRound) -> None:
-        """See `Peer.load`."""
-        await self._target.migration_load(message)
-
-    async def receive(self, message: Chunk) -> None:
-        """See `Peer.receive`."""
-        await self._target.migration_receive(message)
-
-    async def renew(self, migration: str) -> None:
-        """See `Peer.renew`."""
-        await self._target.migration_renew(migration)
-
-    async def adopt(self, message: Adopt) -> None:
-        """See `Peer.adopt`."""
-        await self._target.migration_adopt(message)
-
-    async def cancel(self, migration: str) -> None:
-        """See `Peer.cancel`."""
-        await self._target.migration_cancel(migration)
-
-    async def resumed(self, migration: str) -> float | None:
-        """See `Peer.resumed`."""
-        return await self._target.migration_resumed(migration)
 
 
 class EngineReplica:
@@ -127,7 +88,7 @@ class EngineReplica:
             await self._engine.load_adapter(adapter)
         self._utilities = EngineUtilities(self._engine, self._id)
         self._outboxes = Outboxes(time.monotonic)
-        self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit, self._lacks)
+        self._listener = await ChannelListener.start(get_node_ip_address())
         by_priority = engine.kwargs.get("scheduling_policy") == "priority"
         remembers = (engine.evacuates or engine.recompute_s > 0) and self._engine.mirror.off is None
         tokens = self._engine.stats().capacity_tokens + self._engine.host_blocks * self._engine.stats().block_size
@@ -150,23 +111,18 @@ class EngineReplica:
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
         world = self._make_world(migration, engine.hides_handed_over)
-        replicas = engines(topology.app)
-
-        def peer(target: ReplicaId) -> ServePeer:
-            return ServePeer(replicas, target)
-
-        self._moves = Moves(world, self._host, peer, migration.lease_s, self._notify_record)
-        self._copies = Copies(world, self._engine, peer, migration.lease_s, self._notify_copy)
-        self._fetches = Fetches(
-            self._host, self._moves, lambda donor, order: replicas.at(donor, routed=False).copy_prefix(order, self._id)
-        )
+        self._channels = PeerChannels(engines(topology.app))
+        self._moves = Moves(world, self._host, self._channels.at, migration.lease_s, self._notify_record)
+        self._copies = Copies(world, self._engine, self._channels.at, migration.lease_s, self._notify_copy)
+        self._fetches = Fetches(self._host, self._moves, self._copy_here)
         self._pool = ReplicaPool(
             self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
         )
         self._returns = Returns(self._id, self._pool.transfer_with_insert, self._returns_wait, time.monotonic)
         self._host.on_context = self._returns.add
         self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
-        self._peers = PeerConnections(self._id, lambda peer: replicas.at(peer, routed=False).tasks(), replicas.forget)
+        self._peer_calls = PeerCalls(self._id, self._moves, self._pool, self._lacks)
+        self._peers = PeerConnections(self._id, self._channels.open, self._channels.forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         evacuates = engine.evacuates and remembers
         self._last_copies = LastCopies(
@@ -207,6 +163,9 @@ class EngineReplica:
             hides_handed_over=hides_handed_over,
         )
 
+    async def _copy_here(self, donor: ReplicaId, order: CopyOrder) -> CopyRecord:
+        return await self._channels.at(donor).copy_prefix(order, self._id)
+
     def _notify_copy(self, record: CopyRecord) -> None:
         self._scheduler.notify(lambda scheduler: scheduler.copied(record))
 
@@ -238,6 +197,7 @@ class EngineReplica:
         self._peers.close()
         self._outboxes.close()
         self._channels.close()
+        self._listener.close()
         self._transport.close()
         self._slots.close()
         self._engine.shutdown()
@@ -251,9 +211,14 @@ class EngineReplica:
 
     async def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
         """See `EngineApi.channel`."""
-        async with self._channels.offering(ingress) as channel:
-            yield channel.offer
+        channel = IngressChannel(ingress, self._outboxes, self)
+        async with offered(self._listener, channel) as offer:
+            yield offer
             await channel.over()
+
+    async def submit(self, requests: tuple[Submission, ...]) -> tuple[str | Failure, ...]:
+        """See `ChannelApi.submit`."""
+        return await submit_all(requests, self._submit, self._lacks)
 
     async def _lacks(self, adapter: Adapter) -> Refused | None:
         """The reason why the engine does not have the adapter of a request, even after some time; None if it has."""
@@ -385,41 +350,13 @@ class EngineReplica:
 
     # --- for other replicas ---------------------------------------------------------------------------
 
+    async def peer_channel(self) -> ChannelOffer:
+        """See `EngineApi.peer_channel`."""
+        return self._peer_calls.offer(self._listener)
+
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
-        if (adapter := order.spec.adapter) is not None and (error := await self._lacks(adapter)):
-            raise error
-        return await self._pool.transfer_with_insert(order, to)
-
-    async def migration_prepare(self, message: Prepare) -> Prepared:
-        """See `Peer.prepare`."""
-        if (adapter := message.spec.adapter) is not None and (error := await self._lacks(adapter)):
-            raise error
-        return self._moves.prepare(message)
-
-    async def migration_load(self, message: CopyRound) -> None:
-        """See `Peer.load`."""
-        await self._moves.load(message)
-
-    async def migration_receive(self, message: Chunk) -> None:
-        """See `Peer.receive`."""
-        await self._moves.receive(message)
-
-    async def migration_renew(self, migration: str) -> None:
-        """See `Peer.renew`."""
-        self._moves.renew(migration)
-
-    async def migration_adopt(self, message: Adopt) -> None:
-        """See `Peer.adopt`."""
-        await self._moves.adopt(message)
-
-    async def migration_resumed(self, migration: str) -> float | None:
-        """See `Peer.resumed`."""
-        return await self._moves.resumed(migration)
-
-    async def migration_cancel(self, migration: str) -> None:
-        """See `Peer.cancel`."""
-        self._moves.cancel(migration)
+        return await self._peer_calls.copy_prefix(order, to)
 
     # --- inside ---------------------------------------------------------------------------------------
 
@@ -494,6 +431,7 @@ class EngineReplica:
 
 if TYPE_CHECKING:
     _offers: type[EngineApi] = EngineReplica
+    _answers: type[ChannelApi] = EngineReplica
     _pools: type[MemPool] = ReplicaPool
 
 

@@ -7,7 +7,7 @@ Instead, all events published before the next send travel as one batch.
 import asyncio
 from collections.abc import AsyncGenerator
 
-from deployments.api.calls import Batch
+from deployments.channels.wire import Batch
 from migration.protocol.ports import Clock
 from migration.protocol.request import IngressId, StreamEvent
 

@@ -1,10 +1,27 @@
-"""Connections to the replicas that requests may move to, made before the first move."""
+"""Calls between replicas, over a channel from each to every other one that its requests may move to.
+
+Some of these calls are inside a move's pause, and through Ray each takes some milliseconds of processor time.
+"""
 
 import asyncio
 import logging
 from bisect import bisect
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from deployments.api.protocols import PEER_METHODS, EngineApi, PeerApi, RemoteReplicas
+from deployments.channels import listening
+from deployments.channels.calling import CallerEnd, connect
+from deployments.channels.listening import ChannelListener, answer_calls
+from deployments.channels.wire import ChannelOffer
+from deployments.replica.ingress_channels import Lacks
+from deployments.replica.moves import Moves
+from deployments.replica.prefix_cache.pool import ReplicaPool
+from migration.protocol.errors import PeerLost
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
+from migration.protocol.record import CopyRecord
+from migration.run.donor import CopyOrder
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -14,54 +31,203 @@ MOST = 16
 
 _AT_ONCE = 4
 _TIMEOUT_S = 10.0
+"""Time limit of the offer of a channel."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class PeerChannels:
+    """The channels to other replicas. Each is opened by the first call, or before, and again if it has broken."""
+
+    def __init__(self, replicas: RemoteReplicas[EngineApi]) -> None:
+        self._replicas = replicas
+        self._opened: dict[ReplicaId, asyncio.Task[CallerEnd]] = {}
+
+    def at(self, replica: ReplicaId) -> "ChannelPeer":
+        """One replica."""
+        return ChannelPeer(self, replica)
+
+    async def open(self, replica: ReplicaId) -> CallerEnd:
+        """The channel to a replica. Raises PeerLost."""
+        opened = self._opened.get(replica)
+        if opened is None or (opened.done() and (opened.exception() is not None or opened.result().lost)):
+            opened = self._opened[replica] = asyncio.create_task(self._connect(replica))
+        return await asyncio.shield(opened)
+
+    async def _connect(self, replica: ReplicaId) -> CallerEnd:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                offer = await self._replicas.at(replica, routed=False).peer_channel()
+        except TimeoutError:
+            raise PeerLost(f"replica {replica} offered no channel within {_TIMEOUT_S:g} s") from None
+        return await connect(replica, offer, PEER_METHODS)
+
+    async def call(
+        self,
+        replica: ReplicaId,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call a method of `PeerApi` on a replica. Raises PeerLost, and the method's MigrationErrors."""
+        end = await self.open(replica)
+        return await end.call(method, *args, **kwargs)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Close the channel to a replica that is gone, behind the calls that are under way."""
+        opened = self._opened.pop(replica, None)
+        if opened is not None:
+            opened.add_done_callback(_close_when_idle)
+        self._replicas.forget(replica)
+
+    def close(self) -> None:
+        """Close all channels."""
+        for replica in list(self._opened):
+            self.forget(replica)
+
+
+def _close_when_idle(opened: "asyncio.Task[CallerEnd]") -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close_when_idle()
+
+
+class ChannelPeer:
+    """Implements `PeerApi`: another replica, behind the channel to it."""
+
+    def __init__(self, channels: PeerChannels, replica: ReplicaId) -> None:
+        self.id = replica
+        self._channels = channels
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        """See `Peer.prepare`."""
+        return await self._channels.call(self.id, PeerApi.prepare, message)
+
+    async def load(self, message: CopyRound) -> None:
+        """See `Peer.load`."""
+        await self._channels.call(self.id, PeerApi.load, message)
+
+    async def receive(self, message: Chunk) -> None:
+        """See `Peer.receive`."""
+        await self._channels.call(self.id, PeerApi.receive, message)
+
+    async def renew(self, migration: str) -> None:
+        """See `Peer.renew`."""
+        await self._channels.call(self.id, PeerApi.renew, migration)
+
+    async def adopt(self, message: Adopt) -> None:
+        """See `Peer.adopt`."""
+        await self._channels.call(self.id, PeerApi.adopt, message)
+
+    async def cancel(self, migration: str) -> None:
+        """See `Peer.cancel`."""
+        await self._channels.call(self.id, PeerApi.cancel, migration)
+
+    async def resumed(self, migration: str) -> float | None:
+        """See `Peer.resumed`."""
+        return await self._channels.call(self.id, PeerApi.resumed, migration)
+
+    async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """See `CopyApi.copy_prefix`."""
+        return await self._channels.call(self.id, PeerApi.copy_prefix, order, to)
+
+
+class PeerCalls:
+    """Implements `PeerApi`: takes the calls of other replicas."""
+
+    def __init__(self, own: ReplicaId, moves: Moves, pool: ReplicaPool, lacks: Lacks) -> None:
+        self.id = own
+        self._moves = moves
+        self._pool = pool
+        self._lacks = lacks
+
+    def offer(self, listener: ChannelListener) -> ChannelOffer:
+        """Offer another replica a channel. Calls under way go on if it ends: their leases end them."""
+        offer = listener.offer(partial(answer_calls, self, PEER_METHODS))
+        asyncio.get_running_loop().call_later(listening.ADMISSION_S, listener.withdraw, offer)
+        return offer
+
+    async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """See `CopyApi.copy_prefix`."""
+        if (adapter := order.spec.adapter) is not None and (error := await self._lacks(adapter)):
+            raise error
+        return await self._pool.transfer_with_insert(order, to)
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        """See `Peer.prepare`."""
+        if (adapter := message.spec.adapter) is not None and (error := await self._lacks(adapter)):
+            raise error
+        return self._moves.prepare(message)
+
+    async def load(self, message: CopyRound) -> None:
+        """See `Peer.load`."""
+        await self._moves.load(message)
+
+    async def receive(self, message: Chunk) -> None:
+        """See `Peer.receive`."""
+        await self._moves.receive(message)
+
+    async def renew(self, migration: str) -> None:
+        """See `Peer.renew`."""
+        self._moves.renew(migration)
+
+    async def adopt(self, message: Adopt) -> None:
+        """See `Peer.adopt`."""
+        await self._moves.adopt(message)
+
+    async def resumed(self, migration: str) -> float | None:
+        """See `Peer.resumed`."""
+        return await self._moves.resumed(migration)
+
+    async def cancel(self, migration: str) -> None:
+        """See `Peer.cancel`."""
+        self._moves.cancel(migration)
 
 
 class PeerConnections:
-    """Calls each peer once, in the background, as soon as it is listed.
+    """Connects to each peer once, in the background, as soon as it is listed.
 
-    Ray finds an actor and connects to it with the first call, which a move would have to wait for. Any replica may be a
-    move's target, and connections between all of n replicas would be n². So a replica calls at most `MOST` peers, its
-    successors in the ring of ids: all peers up to 17 replicas, and as many per replica beyond. Ids are drawn at
-    random, so every replica is the successor of as many others, and one that is new is called by those before it. A
-    move to another replica connects with its first call.
+    A move would have to wait for its connection. Any replica may be a move's target, and connections between all of n
+    replicas would be n². So a replica connects to at most `MOST` peers, its successors in the ring of ids: all peers up
+    to 17 replicas, and as many per replica beyond. Ids are drawn at random, so every replica is the successor of as
+    many others, and those before a new one connect to it. A move to another replica connects with its first call.
 
-    Nothing waits for these calls. They are neither repeated nor reported on failure: a move finds that out itself. A
-    successor of a dead replica has another id, and gets a call of its own.
+    Nothing waits for these connections. They are neither repeated nor reported on failure: a move finds that out
+    itself. A successor of a dead replica has another id, and gets a connection of its own.
     """
 
     def __init__(
-        self, own: ReplicaId, call: Callable[[ReplicaId], Awaitable[object]], forget: Callable[[ReplicaId], None]
+        self, own: ReplicaId, connect: Callable[[ReplicaId], Awaitable[object]], forget: Callable[[ReplicaId], None]
     ) -> None:
-        """`call` makes a cheap call to a replica; `forget` drops the handles of one that is gone."""
+        """`connect` opens the connection to a replica; `forget` drops that of one that is gone."""
         self._own = own
-        self._send = call
+        self._connect = connect
         self._forget = forget
         self._called: set[ReplicaId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     def follow(self, running: Collection[ReplicaId]) -> None:
-        """Call the new ones among the peers of the `running` replicas, and drop the handles of those that left."""
+        """Connect to the new ones among the peers of the `running` replicas, and drop the connections of the others."""
         for gone in self._called.difference(running):
             self._forget(gone)
         self._called.intersection_update(running)
         for peer in successors(self._own, running):
             if peer not in self._called:
                 self._called.add(peer)
-                task = asyncio.create_task(self._call(peer))
+                task = asyncio.create_task(self._try(peer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _call(self, peer: ReplicaId) -> None:
+    async def _try(self, peer: ReplicaId) -> None:
         async with self._gate:
             try:
-                async with asyncio.timeout(_TIMEOUT_S):
-                    await self._send(peer)
+                await self._connect(peer)
             except Exception as error:
                 log.debug("no connection to %s beforehand: %r", peer, error)
 
     def close(self) -> None:
-        """End the calls under way."""
+        """End the attempts under way."""
         for task in self._tasks:
             task.cancel()
 
@@ -71,3 +237,7 @@ def successors(own: ReplicaId, replicas: Collection[ReplicaId]) -> Sequence[Repl
     others = sorted(set(replicas) - {own})
     at = bisect(others, own)
     return [*others[at:], *others[:at]][:MOST]
+
+
+if TYPE_CHECKING:
+    _peers: tuple[type[PeerApi], type[PeerApi]] = (ChannelPeer, PeerCalls)

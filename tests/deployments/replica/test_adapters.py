@@ -7,15 +7,16 @@ from typing import Any, cast
 import pytest
 
 from deployments.api.calls import Submission
-from deployments.replica.channels import RequestTaker
 from deployments.replica.deployment import EngineReplica
+from deployments.replica.ingress_channels import submit_all
+from deployments.replica.peers import PeerCalls
 from migration.protocol.continuing import to_spec
 from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.messages import Prepare
 from migration.protocol.request import IngressId
 from policies.causes import Cause
-from policies.model import RequestId
+from policies.model import ReplicaId, RequestId
 
 pytestmark = pytest.mark.virtual_time
 
@@ -62,12 +63,16 @@ class Replica:
     async def submit(self, **adapters: Adapter | None) -> list[Any]:
         requests = tuple(Submission(spec(name, adapter), 0, ()) for name, adapter in adapters.items())
         own = cast(Any, self)
-        return await RequestTaker(own._submit, own._lacks).results(requests)
+        return [
+            each if isinstance(each, str) else each.refusal()
+            for each in await submit_all(requests, own._submit, own._lacks)
+        ]
 
     async def prepare(self, adapter: Adapter | None) -> Any:
         message = Prepare.__new__(Prepare)
         object.__setattr__(message, "spec", spec("r", adapter))
-        return await cast(Any, EngineReplica).migration_prepare(self, message)
+        own = cast(Any, self)
+        return await PeerCalls(ReplicaId("here"), own._moves, cast(Any, None), own._lacks).prepare(message)
 
 
 def spec(name: str, adapter: Adapter | None) -> Any:

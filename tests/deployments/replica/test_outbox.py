@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.api.calls import Batch
+from deployments.channels.wire import Batch
 from deployments.replica.outbox import Outboxes
 from migration.protocol.request import Delta, IngressId
 from policies.model import RequestId

@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from ray._common.tls_utils import generate_self_signed_tls_certs
 
-from deployments.api.calls import Batch, Submission
-from deployments.api.channel import ChannelOffer, ChannelReader, FrameDecoder, channel_batches, encode_frame
-from deployments.replica import channels
-from deployments.replica.channels import ChannelListener
+from deployments.api.calls import Submission
+from deployments.api.protocols import CHANNEL_METHODS, ChannelApi
+from deployments.channels import listening
+from deployments.channels.calling import CallerEnd, channel_batches
+from deployments.channels.listening import ChannelListener
+from deployments.channels.wire import Batch, ChannelOffer, Failure, FrameDecoder, encode_batch, encode_call
+from deployments.replica import ingress_channels
+from deployments.replica.ingress_channels import IngressChannel, Lacks, Submit, offered, submit_all
 from deployments.replica.outbox import Outboxes
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Adapter
@@ -47,22 +51,28 @@ class Ends:
 
     outboxes: Outboxes
     listener: ChannelListener
-    channels: dict[ReplicaId, ChannelReader] = field(default_factory=dict)
+    requests: "Requests"
+    channels: dict[ReplicaId, CallerEnd] = field(default_factory=dict)
     fault: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     served: "list[asyncio.Task[None]]" = field(default_factory=list)
     last: ChannelOffer | None = None
 
-    async def _serve(self, ingress: IngressId, offered: "asyncio.Future[ChannelOffer]") -> None:
+    def new(self, ingress: IngressId = HERE) -> IngressChannel:
+        """A channel that nobody has an offer of."""
+        return IngressChannel(ingress, self.outboxes, self.requests)
+
+    async def _serve(self, ingress: IngressId, made: "asyncio.Future[ChannelOffer]") -> None:
         """As `EngineReplica.channel`."""
-        async with self.listener.offering(ingress) as channel:
-            offered.set_result(channel.offer)
+        channel = self.new(ingress)
+        async with offered(self.listener, channel) as offer:
+            made.set_result(offer)
             await channel.over()
 
     async def calls(self, ingress: IngressId = HERE) -> AsyncGenerator[ChannelOffer]:
-        offered = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._serve(ingress, offered))
+        made = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._serve(ingress, made))
         self.served.append(task)
-        self.last = await offered
+        self.last = await made
         yield self.last
         await asyncio.wait({task, self.fault}, return_when=asyncio.FIRST_COMPLETED)
         if self.fault.done():
@@ -74,13 +84,17 @@ class Ends:
         return sum(not task.done() for task in self.served)
 
     def batches(self, silence_s: float = 5.0, ingress: IngressId = HERE) -> AsyncGenerator[Batch]:
-        return channel_batches(REPLICA, self.calls(ingress), silence_s, self.channels)
+        return channel_batches(REPLICA, self.calls(ingress), CHANNEL_METHODS, silence_s, self.channels)
 
     async def connected(self, ingress: IngressId = HERE) -> AsyncGenerator[Batch]:
         """The batches after the first, empty one."""
         batches = self.batches(ingress=ingress)
         assert await anext(batches) == ()
         return batches
+
+    async def submit(self, *requests: Submission) -> Sequence[str | Failure]:
+        """What the ingress does."""
+        return await self.channels[REPLICA].call(ChannelApi.submit, requests)
 
 
 def submit(request: Submission) -> Refused | str:
@@ -103,17 +117,39 @@ async def lacks(adapter: Adapter) -> Refused | None:
     return Refused("no files", Cause.ADAPTER)
 
 
+@dataclass
+class Requests:
+    """Implements `ChannelApi`: notes the calls about requests."""
+
+    submits: Submit = submit
+    lacks: Lacks = lacks
+    calls: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def submit(self, requests: tuple[Submission, ...]) -> tuple[str | Failure, ...]:
+        return await submit_all(requests, self.submits, self.lacks)
+
+    async def attach(self, request: RequestId, hop: int, index: int) -> bool:
+        self.calls.append(("attach", request, hop, index))
+        return index > 0
+
+    async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
+        self.calls.append(("keep", request, hop, next_hop))
+
+    async def release(self, request: RequestId, hop: int | None) -> None:
+        self.calls.append(("release", request, hop))
+
+
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[Ends]:
+async def listening_ends() -> AsyncIterator[Ends]:
     outboxes = Outboxes(asyncio.get_running_loop().time)
-    made = Ends(outboxes, await ChannelListener.start(outboxes, "127.0.0.1", submit, lacks))
+    made = Ends(outboxes, await ChannelListener.start("127.0.0.1"), Requests())
     yield made
     made.listener.close()
 
 
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
-    async with listening() as made:
+    async with listening_ends() as made:
         yield made
 
 
@@ -205,39 +241,39 @@ async def test_a_request_arrives_as_it_was_sent(ends: Ends, monkeypatch: pytest.
     async def has(adapter: Adapter) -> None:
         assert not taken
 
-    ends.listener.close()
-    ends.listener = await ChannelListener.start(ends.outboxes, "127.0.0.1", take, has)
+    ends.requests = Requests(take, has)
     adapted = submission("c")
     adapted = replace(adapted, spec=replace(adapted.spec, adapter=Adapter("x", 7, "/x", is_3d_lora_weight=True)))
     batches, sent = await ends.connected(), (submission("a"), submission("b", 3, (7, 8)), adapted)
-    assert await ends.channels[REPLICA].submit(sent) == ["m", "m", "m"]
+    assert await ends.submit(*sent) == ("m", "m", "m")
     assert tuple(taken) == sent and taken[0].spec.traits == {Trait.SEEDED}
     await batches.aclose()
 
 
 async def test_every_request_has_an_answer_of_its_own(ends: Ends) -> None:
-    batches, channel = await ends.connected(), ends.channels[REPLICA]
-    calls = (channel.submit(tuple(submission(id) for id in ids)) for ids in (("a", "full"), ("stops", "broken", "b")))
+    batches = await ends.connected()
+    calls = (ends.submit(*(submission(id) for id in ids)) for ids in (("a", "full"), ("stops", "broken", "b")))
     (a, full), (stops, broken, b) = await asyncio.gather(*calls)
     assert (a, b) == ("model of a.0 after ()", "model of b.0 after ()")
-    refusals = [(type(each), each.cause) for each in (full, stops, broken) if isinstance(each, Refused)]
+    refused = [each.refusal() for each in (full, stops, broken) if isinstance(each, Failure)]
+    refusals = [(type(each), each.cause) for each in refused]
     assert refusals == [(Refused, Cause.NO_ROOM), (Stopping, Cause.STOPPING), (Refused, Cause.UNEXPECTED)]
-    assert str(full) == "no room"
+    assert str(refused[0]) == "no room"
     await batches.aclose()
 
 
 async def test_requests_without_an_adapter_wait_for_none(ends: Ends) -> None:
-    batches, channel = await ends.connected(), ends.channels[REPLICA]
+    batches = await ends.connected()
 
     def adapted(name: str) -> Submission:
         request = submission(name)
         return replace(request, spec=replace(request.spec, adapter=Adapter(name, 7, "/x")))
 
-    waiting = asyncio.create_task(channel.submit((adapted("late"),)))
+    waiting = asyncio.create_task(ends.submit(adapted("late")))
     await asyncio.sleep(0.01)
-    assert await channel.submit((submission("a"),)) == ["model of a.0 after ()"]
-    refused, own = await channel.submit((adapted("gone"), submission("b")))
-    assert isinstance(refused, Refused) and (refused.cause, str(refused)) == (Cause.ADAPTER, "no files")
+    assert await ends.submit(submission("a")) == ("model of a.0 after ()",)
+    refused, own = await ends.submit(adapted("gone"), submission("b"))
+    assert refused == Failure("Refused", "no files", Cause.ADAPTER)
     assert own == "model of b.0 after ()" and not waiting.done()
     await batches.aclose()
     with pytest.raises(PeerLost):
@@ -245,10 +281,10 @@ async def test_requests_without_an_adapter_wait_for_none(ends: Ends) -> None:
 
 
 async def test_events_and_answers_share_a_connection(ends: Ends) -> None:
-    batches, channel = await ends.connected(), ends.channels[REPLICA]
+    batches = await ends.connected()
     for index in range(20):
         ends.outboxes.put(HERE, event(index))
-        assert len(await channel.submit((submission("a"),))) == 1
+        assert len(await ends.submit(submission("a"))) == 1
     events = [each for _ in range(20) for each in await anext(batches)]
     assert events == [event(index) for index in range(20)]
     await batches.aclose()
@@ -257,7 +293,7 @@ async def test_events_and_answers_share_a_connection(ends: Ends) -> None:
 async def test_a_large_request_arrives_whole(ends: Ends) -> None:
     batches, large = await ends.connected(), submission("a")
     large = replace(large, spec=replace(large.spec, body=(bytes(5_000_000),)))
-    assert await ends.channels[REPLICA].submit((large,)) == ["model of a.0 after ()"]
+    assert await ends.submit(large) == ("model of a.0 after ()",)
     await batches.aclose()
 
 
@@ -267,7 +303,7 @@ async def test_a_channel_takes_requests_while_its_events_are_read(ends: Ends) ->
     await batches.aclose()
     assert ends.channels == {}
     with pytest.raises(PeerLost, match="cannot be reached"):
-        await channel.submit((submission("a"),))
+        await channel.call(ChannelApi.submit, (submission("a"),))
 
 
 async def test_a_newer_channel_stays_when_an_older_one_ends(ends: Ends) -> None:
@@ -283,9 +319,9 @@ async def test_a_newer_channel_stays_when_an_older_one_ends(ends: Ends) -> None:
 async def test_a_connection_that_ends_leaves_no_request_without_an_answer(
     ends: Ends, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "encode_answer", lambda call, results: b"")
+    monkeypatch.setattr(listening, "encode_answer", lambda number, result: b"")
     batches = await ends.connected()
-    asking = asyncio.create_task(ends.channels[REPLICA].submit((submission("a"),)))
+    asking = asyncio.create_task(ends.submit(submission("a")))
     await asyncio.sleep(0.01)
     if end == "by the replica":
         ends.served[0].cancel()
@@ -295,19 +331,31 @@ async def test_a_connection_that_ends_leaves_no_request_without_an_answer(
         await asking
 
 
-async def test_a_call_that_cannot_be_read_ends_the_connection(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reader_attaches_keeps_and_releases_on_its_channel(ends: Ends) -> None:
+    batches, channel = await ends.connected(), ends.channels[REPLICA]
+    assert [await channel.call(ChannelApi.attach, R, 3, index) for index in (7, 0)] == [True, False]
+    await channel.call(ChannelApi.keep, R, 3, 4)
+    await channel.call(ChannelApi.release, R, 4)
+    await channel.call(ChannelApi.release, R, None)
+    made = [("attach", R, 3, 7), ("attach", R, 3, 0), ("keep", R, 3, 4), ("release", R, 4), ("release", R, None)]
+    assert ends.requests.calls == made
+    await batches.aclose()
+
+
+@pytest.mark.parametrize("call", [b"\xc1", encode_call(0, "close", ())[4:], encode_call(0, "attach", (1,))[4:]])
+async def test_what_is_no_call_ends_the_connection(ends: Ends, call: bytes, caplog: pytest.LogCaptureFixture) -> None:
     batches = await ends.connected()
-    ends.channels[REPLICA]._transport.write(b"\0\0\0\1\xc1")
+    ends.channels[REPLICA]._transport.write(len(call).to_bytes(4) + call)
     with pytest.raises(PeerLost):
         await anext(batches)
-    assert "it sent no call" in caplog.text
+    assert "its caller sent no call" in caplog.text
 
 
 # --- ends out of order --------------------------------------------------------------------------------
 
 
 async def test_a_connection_that_breaks_is_a_death(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "END", b"")
+    monkeypatch.setattr(ingress_channels, "END", b"")
     batches = await ends.connected()
     ends.outboxes.put(HERE, event(0))
     ends.outboxes.close()
@@ -345,7 +393,7 @@ async def test_a_replica_that_does_not_offer_a_channel_is_silent() -> None:
         yield ChannelOffer("", 0, b"")
 
     with pytest.raises(PeerLost, match="silent"):
-        await anext(channel_batches(REPLICA, none(), 0.01, {}))
+        await anext(channel_batches(REPLICA, none(), CHANNEL_METHODS, 0.01, {}))
 
 
 async def test_a_stream_of_calls_without_an_offer_has_no_events() -> None:
@@ -354,7 +402,7 @@ async def test_a_stream_of_calls_without_an_offer_has_no_events() -> None:
         for offer in offers:
             yield offer
 
-    assert [batch async for batch in channel_batches(REPLICA, empty(), 1.0, {})] == []
+    assert [batch async for batch in channel_batches(REPLICA, empty(), CHANNEL_METHODS, 1.0, {})] == []
 
 
 async def test_a_replica_that_does_not_listen_is_unreachable(ends: Ends) -> None:
@@ -364,13 +412,13 @@ async def test_a_replica_that_does_not_listen_is_unreachable(ends: Ends) -> None
 
 
 async def test_an_offer_that_nobody_takes_ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "ADMISSION_S", 0.01)
+    monkeypatch.setattr(listening, "ADMISSION_S", 0.01)
     async with asyncio.timeout(5):
         assert len([offer async for offer in ends.calls()]) == 1
 
 
 async def test_what_is_no_batch_breaks_the_channel(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "encode_frame", lambda batch: b"\0\0\0\1\xc1")
+    monkeypatch.setattr(ingress_channels, "encode_batch", lambda batch: b"\0\0\0\1\xc1")
     with pytest.raises(ValueError, match="malformed"):
         await anext(ends.batches())
 
@@ -379,13 +427,13 @@ async def test_a_machine_that_acknowledges_nothing_ends_the_connection(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited: list[asyncio.StreamWriter] = []
-    limit = channels._limit_silence
+    limit = listening._limit_silence
 
     def observed(writer: asyncio.StreamWriter) -> None:
         limit(writer)
         limited.append(writer)
 
-    monkeypatch.setattr(channels, "_limit_silence", observed)
+    monkeypatch.setattr(listening, "_limit_silence", observed)
     batches = await ends.connected()
     connection = limited[0].get_extra_info("socket")
     assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
@@ -417,20 +465,20 @@ async def test_a_ticket_admits_one_connection(ends: Ends) -> None:
 
 @pytest.mark.parametrize("ticket", [bytes(16), b"GET / HTTP/1.1\r\n\r\n"])
 async def test_strangers_are_refused(ends: Ends, ticket: bytes) -> None:
-    async with ends.listener.offering(HERE) as channel:
-        assert await refused(channel.offer, ticket)
+    async with offered(ends.listener, ends.new()) as offer:
+        assert await refused(offer, ticket)
 
 
 async def test_a_ticket_ends_with_its_stream_of_calls(ends: Ends) -> None:
-    async with ends.listener.offering(HERE) as channel:
+    async with offered(ends.listener, ends.new()) as offer:
         pass
-    assert await refused(channel.offer, channel.offer.ticket)
+    assert await refused(offer, offer.ticket)
 
 
 async def test_a_connection_without_a_ticket_is_closed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "ADMISSION_S", 0.01)
-    async with ends.listener.offering(HERE) as channel:
-        assert await refused(channel.offer, b"half")
+    monkeypatch.setattr(listening, "ADMISSION_S", 0.01)
+    async with offered(ends.listener, ends.new()) as offer:
+        assert await refused(offer, b"half")
 
 
 # --- encryption ---------------------------------------------------------------------------------------
@@ -448,7 +496,7 @@ def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("certificates")
 async def test_a_channel_is_encrypted_if_rays_calls_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with listening() as ends:
+    async with listening_ends() as ends:
         batches = await ends.connected()
         ends.outboxes.put(HERE, event(0))
         assert await anext(batches) == (event(0),)
@@ -465,7 +513,7 @@ async def test_a_channel_is_encrypted_if_rays_calls_are(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_frames_may_arrive_in_pieces(size: int) -> None:
     sent: list[Batch] = [(), tuple(EVENTS), (event(0),), ()]
-    stream = b"".join(map(encode_frame, sent)) + bytes(4) + b"behind the end"
+    stream = b"".join(map(encode_batch, sent)) + bytes(4) + b"behind the end"
     decoder = FrameDecoder()
     found = [batch for at in range(0, len(stream), size) for batch in decoder.feed(stream[at : at + size])]
     assert found == sent and decoder.ended

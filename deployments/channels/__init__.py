@@ -1,0 +1,6 @@
+"""Channels: TCP connections of their own between processes, for calls and events that are frequent or urgent.
+
+An ingress has one to every replica, and a replica one to each peer that its requests move to; `api` and `replica`
+import this room, which imports `migration` and `policies` alone. Calls go from the end that connects to the end that
+listens, answers and an ingress's events the other way.
+"""

@@ -1,0 +1,134 @@
+"""The end of a channel that listens: connections with a ticket are served by whoever made the offer."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Self
+
+import msgspec
+
+from deployments.channels.wire import (
+    TICKET_BYTES,
+    ChannelOffer,
+    Methods,
+    encode_answer,
+    read_call,
+    tls_context,
+)
+from migration.protocol.errors import MigrationError
+
+log = logging.getLogger("ray.serve")
+
+ADMISSION_S = 10.0
+"""Time limit of a connection after its offer, and of its ticket after the connection."""
+
+_UNACKNOWLEDGED_S = 10.0
+"""The longest time for which the other machine may leave data unacknowledged."""
+
+Session = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""Serves one connection to its end."""
+
+
+class ChannelListener:
+    """Admits connections by tickets."""
+
+    def __init__(self, server: asyncio.Server, sessions: dict[bytes, Session]) -> None:
+        """`sessions` are those without a connection, by their tickets."""
+        self._server = server
+        self._address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+        self._sessions = sessions
+
+    @classmethod
+    async def start(cls, host: str) -> Self:
+        """Listen at any port of `host`."""
+        sessions: dict[bytes, Session] = {}
+        serve = partial(_serve, sessions)
+        return cls(await asyncio.start_server(serve, host, ssl=tls_context(ssl.Purpose.CLIENT_AUTH)), sessions)
+
+    def offer(self, session: Session) -> ChannelOffer:
+        """An offer of one connection, which `session` serves."""
+        offer = ChannelOffer(*self._address, secrets.token_bytes(TICKET_BYTES))
+        self._sessions[offer.ticket] = session
+        return offer
+
+    def withdraw(self, offer: ChannelOffer) -> None:
+        """Admit nobody by that offer any more."""
+        self._sessions.pop(offer.ticket, None)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.close()
+
+
+async def _serve(sessions: dict[bytes, Session], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Serve one connection to its end."""
+    try:
+        session = await _admit(sessions, reader)
+        if session is not None:
+            _limit_silence(writer)
+            await session(reader, writer)
+    finally:
+        writer.close()
+
+
+async def _admit(sessions: dict[bytes, Session], reader: asyncio.StreamReader) -> Session | None:
+    """The session of the ticket that arrives; None for anything else."""
+    try:
+        async with asyncio.timeout(ADMISSION_S):
+            ticket = await reader.readexactly(TICKET_BYTES)
+    except (OSError, EOFError):  # a time-out is an OSError
+        ticket = b""
+    session = sessions.pop(ticket, None)
+    if session is None:
+        log.warning("a connection without a valid ticket was closed")
+    return session
+
+
+def _limit_silence(writer: asyncio.StreamWriter) -> None:
+    """Have the kernel end the connection if the other machine is gone, which nobody would notice otherwise."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKNOWLEDGED_S * 1e3))
+
+
+async def answer_calls(
+    target: object, methods: Methods, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Execute calls by the methods of `target` to the end of the connection. They begin in their order.
+
+    Calls that are under way then go on, and this with them; cancelled, it cancels them.
+    """
+    calls: set[asyncio.Task[None]] = set()
+    try:
+        with contextlib.suppress(ConnectionError, EOFError):
+            while True:
+                number, name, arguments = await read_call(reader, methods)
+                task = asyncio.create_task(_answer(number, getattr(target, name)(*arguments), writer))
+                calls.add(task)
+                task.add_done_callback(calls.discard)
+    except msgspec.DecodeError:
+        log.exception("a connection is closed: its caller sent no call")
+        writer.close()
+    try:
+        if calls:
+            await asyncio.wait(calls)
+    finally:
+        for task in calls:
+            task.cancel()
+
+
+async def _answer(number: int, call: Awaitable[Any], writer: asyncio.StreamWriter) -> None:
+    result: Any
+    try:
+        result = await call
+    except MigrationError as error:
+        result = error
+    except Exception as error:
+        log.exception("a call failed")
+        result = error
+    if not writer.is_closing():
+        writer.write(encode_answer(number, result))

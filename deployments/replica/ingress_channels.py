@@ -1,0 +1,103 @@
+"""The replica's ends of the channels to ingresses: events out of an outbox, and calls about requests."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from deployments.api.calls import Submission
+from deployments.api.protocols import CHANNEL_METHODS, ChannelApi
+from deployments.channels import listening
+from deployments.channels.listening import ChannelListener, answer_calls
+from deployments.channels.wire import END, ChannelOffer, Failure, encode_batch
+from deployments.replica.outbox import Outboxes
+from migration.protocol.core_messages import Adapter
+from migration.protocol.errors import Refused
+from migration.protocol.request import IngressId
+from policies.causes import Cause
+
+log = logging.getLogger("ray.serve")
+
+Submit = Callable[[Submission], Refused | str]
+"""Runs a request. Returns the refusal, or the model that runs it."""
+
+Lacks = Callable[[Adapter], Awaitable[Refused | None]]
+"""Has an adapter loaded before a request with it is run. Returns the refusal if the engine does not have it."""
+
+
+@dataclass(eq=False, slots=True)
+class IngressChannel:
+    """One ingress's stream of Ray (until `closing`), and its connection (from `connected` until `ended`)."""
+
+    ingress: IngressId
+    outboxes: Outboxes
+    requests: ChannelApi
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def over(self) -> None:
+        """Wait for the end of the connection. None comes if the ingress has died meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(listening.ADMISSION_S):
+                await self.connected.wait()
+        if self.connected.is_set():
+            await self.ended.wait()
+
+    async def exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send events and take calls until one of both ends."""
+        self.connected.set()
+        tasks: list[asyncio.Task[object]] = [
+            asyncio.create_task(self._send(writer)),
+            asyncio.create_task(answer_calls(self.requests, CHANNEL_METHODS, reader, writer)),
+            asyncio.create_task(self.closing.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self.ended.set()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        """Send the events of the ingress, as fast as it reads them."""
+        with contextlib.suppress(ConnectionError):
+            async with contextlib.aclosing(self.outboxes.read(self.ingress)) as batches:
+                async for batch in batches:
+                    writer.write(encode_batch(batch))
+                    await writer.drain()
+            writer.write(END)
+
+
+@contextlib.asynccontextmanager
+async def offered(listener: ChannelListener, channel: IngressChannel) -> AsyncIterator[ChannelOffer]:
+    """The offer of a channel to an ingress. The channel ends with the context."""
+    offer = listener.offer(channel.exchange)
+    try:
+        yield offer
+    finally:
+        listener.withdraw(offer)
+        channel.closing.set()
+
+
+async def submit_all(requests: Sequence[Submission], submit: Submit, lacks: Lacks) -> tuple[str | Failure, ...]:
+    """Run requests, those with an adapter once it is loaded. Returns for each the model that runs it, or the refusal.
+
+    Without adapters, nothing is awaited.
+    """
+    lacking: dict[Adapter, Refused | None] = {}
+    if adapters := {request.spec.adapter for request in requests if request.spec.adapter is not None}:
+        lacking = dict(zip(adapters, await asyncio.gather(*map(lacks, adapters)), strict=True))
+
+    def result(request: Submission) -> str | Failure:
+        refusal = None if request.spec.adapter is None else lacking[request.spec.adapter]
+        try:
+            answer = refusal or submit(request)
+        except Exception:
+            log.exception("request %s could not be submitted", request.spec.id)
+            answer = Refused("internal error", Cause.UNEXPECTED)
+        return answer if isinstance(answer, str) else Failure.of(answer)
+
+    return tuple(map(result, requests))

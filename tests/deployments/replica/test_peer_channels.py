@@ -1,0 +1,313 @@
+"""Calls between replicas: every method and error over a real connection, and channels that break."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from deployments.api.protocols import PEER_METHODS, PeerApi
+from deployments.channels import listening
+from deployments.channels.calling import CallerEnd
+from deployments.channels.listening import ChannelListener, answer_calls
+from deployments.channels.wire import ChannelOffer
+from deployments.replica.peers import ChannelPeer, PeerCalls, PeerChannels
+from migration.protocol.continuing import plain_spec
+from migration.protocol.core_messages import Adapter
+from migration.protocol.errors import (
+    BlocksGone,
+    LoadOver,
+    MigrationError,
+    PeerLost,
+    Refused,
+    RequestGone,
+    Stopping,
+    TransferFailed,
+    TransferTimeout,
+)
+from migration.protocol.messages import (
+    Adopt,
+    Chunk,
+    CopyRound,
+    Fingerprint,
+    PathRequest,
+    Prepare,
+    Prepared,
+    Shard,
+    SlotRef,
+    Tail,
+)
+from migration.protocol.record import CopyOutcome, CopyRecord
+from migration.protocol.request import IngressId
+from migration.run.donor import CopyOrder
+from policies.causes import Cause
+from policies.model import Blocks, Bytes, ReplicaId
+from policies.plan import Path
+from policies.prefix.copies import CopyReason
+
+OWN, OTHER = ReplicaId("own"), ReplicaId("other")
+SPEC = replace(
+    plain_spec("r", (1, 2), 9, "label", IngressId("i"), seed=3, temperature=1.0),
+    body=(b"\x00\xff", b"a tensor"),
+    adapter=Adapter("x", 7, "/x", is_3d_lora_weight=True),
+    returns_to=OWN,
+)
+ROUND = CopyRound("m", 1, Blocks(0), Blocks(9), 3, (5, 6))
+TAIL = Tail("m.tail", Blocks(9), 150)
+PREPARE = Prepare("m", SPEC, 3, 4, OWN, PathRequest.AUTO, Fingerprint("model", "cache", 16, 512, 2), (1, 2), ROUND)
+SHARDS = (Shard(SlotRef("/dev/shm/a", 64, 2**63), Bytes(7)), Shard(SlotRef("/dev/shm/b", 0, 1), Bytes(9)))
+CHUNK = Chunk("m", 1, Blocks(2), Blocks(4), SHARDS, ("a", "b"), TAIL)
+ORDER = CopyOrder("copy", SPEC, CopyReason.FETCH, (4,), 0.5)
+RECORD = CopyRecord("copy", OTHER, OWN, CopyReason.FETCH, "done", CopyOutcome.DONE, cause=Cause.NO_ROOM, copy_s=0.25)
+CALLS: list[tuple[str, tuple[Any, ...], Any]] = [
+    ("prepare", (PREPARE,), Prepared(Path.KV, 10.0, ("w0", "w1"), Blocks(2))),
+    ("prepare", (replace(PREPARE, first_round=None),), Prepared(Path.TOKENS, 10.0)),
+    ("load", (ROUND,), None),
+    ("receive", (CHUNK,), None),
+    ("receive", (replace(CHUNK, tail=None),), None),
+    ("renew", ("m",), None),
+    ("adopt", (Adopt("m", 5, (8, 9), TAIL),), None),
+    ("adopt", (Adopt("m", 5, ()),), None),
+    ("cancel", ("m",), None),
+    ("resumed", ("m",), 0.125),
+    ("resumed", ("m",), None),
+    ("copy_prefix", (ORDER, OWN), RECORD),
+]
+
+
+class Target:
+    """Implements `PeerApi`: notes its calls, and answers each with `answer`, an exception or a coroutine."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+        self.answer: Any = None
+
+    def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        return partial(self._take, method)
+
+    async def _take(self, method: str, *arguments: object) -> Any:
+        self.calls.append((method, arguments))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return await self.answer() if callable(self.answer) else self.answer
+
+
+class Replicas:
+    """Implements `RemoteReplicas` of one other replica, whose every channel is kept."""
+
+    def __init__(self, listener: ChannelListener, target: Target) -> None:
+        self.listener, self.target = listener, target
+        self.offered, self.forgotten = 0, list[ReplicaId]()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> Any:
+        assert replica == OTHER and not routed
+        return self
+
+    async def peer_channel(self) -> ChannelOffer:
+        self.offered += 1
+        await self.gate.wait()
+        return self.listener.offer(partial(answer_calls, self.target, PEER_METHODS))
+
+    def forget(self, replica: ReplicaId) -> None:
+        self.forgotten.append(replica)
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[Replicas]:
+    made = Replicas(await ChannelListener.start("127.0.0.1"), Target())
+    yield made
+    made.listener.close()
+
+
+@pytest.fixture
+async def channels(replicas: Replicas) -> AsyncIterator[PeerChannels]:
+    made = PeerChannels(cast(Any, replicas))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(channels: PeerChannels) -> ChannelPeer:
+    return channels.at(OTHER)
+
+
+def ends(channels: PeerChannels) -> CallerEnd:
+    return channels._opened[OTHER].result()
+
+
+@pytest.mark.parametrize(("method", "arguments", "answer"), CALLS, ids=[name for name, _, _ in CALLS])
+async def test_calls_and_answers_arrive_as_they_were_sent(
+    replicas: Replicas, peer: ChannelPeer, method: str, arguments: tuple[Any, ...], answer: object
+) -> None:
+    replicas.target.answer = answer
+    assert await getattr(peer, method)(*arguments) == answer
+    assert replicas.target.calls == [(method, arguments)]
+
+
+def test_every_method_is_tried() -> None:
+    assert {name for name, _, _ in CALLS} == set(PEER_METHODS)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused("no room", Cause.NO_ROOM),
+        Stopping("it stops"),
+        RequestGone("no request"),
+        PeerLost("its own peer"),
+        TransferFailed("no blocks"),
+        TransferTimeout("too late"),
+        BlocksGone("preempted"),
+        LoadOver("over"),
+        TransferFailed("other", Cause.MIGRATION_GONE),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_errors_arrive_with_class_text_and_cause(
+    replicas: Replicas, peer: ChannelPeer, error: MigrationError
+) -> None:
+    replicas.target.answer = error
+    with pytest.raises(type(error)) as found:
+        await peer.adopt(Adopt("m", 0, ()))
+    assert (type(found.value), str(found.value), found.value.cause) == (type(error), str(error), error.cause)
+
+
+async def test_a_defect_is_logged_where_it_is_and_tells_the_caller_nothing(
+    replicas: Replicas, peer: ChannelPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas.target.answer = KeyError("a secret")
+    with caplog.at_level(logging.ERROR), pytest.raises(MigrationError, match=r"^internal error$") as found:
+        await peer.renew("m")
+    assert type(found.value) is MigrationError and found.value.cause is Cause.UNEXPECTED
+    assert "a secret" in caplog.text
+
+
+async def test_calls_wait_for_none_of_the_others(replicas: Replicas, peer: ChannelPeer) -> None:
+    """The source waits for a load of seconds, and sends chunks meanwhile."""
+    loaded = asyncio.Event()
+    replicas.target.answer = loaded.wait
+    loading = asyncio.create_task(peer.load(ROUND))
+    await asyncio.sleep(0.01)
+    replicas.target.answer = None
+    await peer.receive(CHUNK)
+    assert not loading.done()
+    loaded.set()
+    with pytest.raises(Exception, match="Expected `null`"):
+        await loading  # True is no answer of `load`
+    assert [name for name, _ in replicas.target.calls] == ["load", "receive"]
+
+
+async def test_calls_begin_in_their_order(replicas: Replicas, peer: ChannelPeer) -> None:
+    await peer.renew("first")
+    await asyncio.gather(*(peer.renew(str(number)) for number in range(50)))
+    assert [arguments for _, arguments in replicas.target.calls[1:]] == [(str(number),) for number in range(50)]
+
+
+async def test_first_calls_share_one_channel(replicas: Replicas, channels: PeerChannels, peer: ChannelPeer) -> None:
+    replicas.gate.clear()
+    calls = [asyncio.create_task(peer.renew("m")) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    calls[0].cancel()
+    replicas.gate.set()
+    await asyncio.gather(*calls[1:])
+    assert replicas.offered == 1 and len(replicas.target.calls) == 2
+
+
+async def test_a_replica_that_cannot_be_reached_is_tried_again(
+    replicas: Replicas, peer: ChannelPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replica.peers._TIMEOUT_S", 0.01)
+    replicas.gate.clear()
+    with pytest.raises(PeerLost, match="offered no channel"):
+        await peer.renew("m")
+    replicas.gate.set()
+    await peer.renew("m")
+    assert replicas.offered == 2
+
+
+async def test_a_channel_that_breaks_ends_its_calls_and_is_opened_again(
+    replicas: Replicas, channels: PeerChannels, peer: ChannelPeer
+) -> None:
+    replicas.target.answer = asyncio.Event().wait
+    adopting = asyncio.create_task(peer.adopt(Adopt("m", 0, ())))
+    while not replicas.target.calls:
+        await asyncio.sleep(0.001)
+    ends(channels)._transport.abort()
+    with pytest.raises(PeerLost, match="did not answer"):
+        await adopting
+    replicas.target.answer = None
+    await peer.renew("m")
+    assert replicas.offered == 2
+
+
+async def test_calls_under_way_go_on_at_the_target_if_the_channel_breaks(
+    replicas: Replicas, channels: PeerChannels, peer: ChannelPeer
+) -> None:
+    """As those through Ray do: an adoption that is cut off in its midst would leave half of a request."""
+    done, gate = asyncio.Event(), asyncio.Event()
+
+    async def adopt() -> None:
+        await gate.wait()
+        done.set()
+
+    replicas.target.answer = adopt
+    adopting = asyncio.create_task(peer.adopt(Adopt("m", 0, ())))
+    while not replicas.target.calls:
+        await asyncio.sleep(0.001)
+    ends(channels)._transport.abort()
+    with pytest.raises(PeerLost):
+        await adopting
+    gate.set()
+    async with asyncio.timeout(5):
+        await done.wait()
+
+
+async def test_a_replica_that_leaves_keeps_its_channel_for_calls_under_way(
+    replicas: Replicas, channels: PeerChannels, peer: ChannelPeer
+) -> None:
+    resumed = asyncio.Event()
+
+    async def answer() -> float:
+        await resumed.wait()
+        return 0.5
+
+    replicas.target.answer = answer
+    waiting = asyncio.create_task(peer.resumed("m"))
+    while not replicas.target.calls:
+        await asyncio.sleep(0.001)
+    end = ends(channels)
+    channels.forget(OTHER)
+    await asyncio.sleep(0)
+    assert end.lost and not end._transport.is_closing(), "no new calls, but answers"
+    resumed.set()
+    assert await waiting == 0.5 and end._transport.is_closing()
+    assert replicas.forgotten == [OTHER]
+
+
+async def test_a_forgotten_replica_may_come_back(replicas: Replicas, channels: PeerChannels, peer: ChannelPeer) -> None:
+    await peer.renew("m")
+    end = ends(channels)
+    channels.forget(OTHER)
+    await asyncio.sleep(0)
+    assert end._transport.is_closing()
+    await peer.renew("m")
+    assert replicas.offered == 2
+
+
+async def test_an_offer_is_withdrawn_if_nobody_comes(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "ADMISSION_S", 0.01)
+    calls = PeerCalls(OWN, cast(Any, None), cast(Any, None), cast(Any, None))
+    calls.offer(replicas.listener)
+    assert replicas.listener._sessions
+    await asyncio.sleep(0.05)
+    assert not replicas.listener._sessions
+
+
+def test_the_callee_takes_every_method() -> None:
+    assert all(callable(getattr(PeerCalls, name)) for name in PEER_METHODS)
+    assert PEER_METHODS.keys() == {name for name in dir(PeerApi) if not name.startswith("_")}
