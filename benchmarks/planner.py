@@ -3,7 +3,7 @@
 `benchmarks.epoch` times a decision on an observation. The live scheduler makes that of the replicas' reports, chooses
 paths for moves, and places every arrival in between. Here the same synthetic load runs on N replicas that report their
 changes; every ordered move has ended by the next epoch. First the parts of an epoch are timed, one after the other.
-Then the live loop runs, with its gatherer, roster, memory and dispatch: reports are unpickled as they arrive, and a
+Then the live loop runs, with its gatherer, roster, memory and dispatch: reports are decoded as they arrive, and a
 request is placed in every turn of the event loop. The time from the end of one placement to the end of the next is the
 longest that a request can have waited for its turn and its placement.
 
@@ -17,16 +17,17 @@ import argparse
 import asyncio
 import gc
 import json
-import pickle
 import statistics
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+import msgspec
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import BLOCK, CAPACITY, PER_REPLICA, LoadChanges, SyntheticLoad, add_options
 from deployments.api.calls import PlaceCall
+from deployments.api.protocols import CONTROL_METHODS
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
@@ -233,7 +234,7 @@ def record_of(id: str, move: Move, outcome: Outcome | None) -> MigrationRecord:
 
 
 class LivePath:
-    """The scheduler's loop over synthetic replicas. Their answers are prepared, and unpickled when they arrive.
+    """The scheduler's loop over synthetic replicas. Their answers are prepared, and decoded when they arrive.
 
     Implements `Reporters` and `Sources`.
     """
@@ -268,11 +269,14 @@ class LivePath:
         """See `Reporters.serving`."""
         return self._answers
 
-    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
+    async def report(self, replica: ReplicaId, version: int | None) -> ReplicaReport:
         """See `Reporters.report`."""
         await asyncio.sleep(0)
-        report: ReplicaReport = pickle.loads(self._answers[replica])
+        report: ReplicaReport = CONTROL_METHODS["report"].result.decode(self._answers[replica])
         return report
+
+    def forget(self, replica: ReplicaId) -> None:
+        """See `Reporters.forget`."""
 
     async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
         """See `Sources.move`: the move has ended by the next epoch."""
@@ -288,7 +292,9 @@ class LivePath:
         for record in self._ordered:
             self.replicas.move(record)
         self._ordered.clear()
-        self._answers = {r: pickle.dumps(report) for r, report in self.replicas.reports(self.now, self.roster).items()}
+        self._answers = {
+            r: msgspec.msgpack.encode(report) for r, report in self.replicas.reports(self.now, self.roster).items()
+        }
         self._arrived, self.requests, placing = list(changes.arrived), len(changes.sizes), 0.0
         began = before = time.process_time()
         epoch = asyncio.create_task(self._epochs.epoch())

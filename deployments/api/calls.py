@@ -1,10 +1,11 @@
 """Arguments and results of calls between deployments."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
+from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import ReplicaId
 from policies.plan import Move
 from policies.prefix.copies import Fetch
@@ -33,6 +34,29 @@ class PlaceCall:
     arrival: Arrival
     label: str
     exclude: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAnswer:
+    """A decision on its way over a channel, where no type has alternatives: `place`, or `queue`, or no replica."""
+
+    place: Place | None = None
+    queue: Queue | None = None
+
+    @classmethod
+    def of(cls, decision: Decision) -> Self:
+        """A decision as it travels."""
+        match decision:
+            case Place():
+                return cls(place=decision)
+            case Queue():
+                return cls(queue=decision)
+            case NoReplica():
+                return cls()
+
+    def decision(self) -> Decision:
+        """The decision."""
+        return self.place or self.queue or NoReplica()
 
 
 @dataclass(frozen=True, slots=True)

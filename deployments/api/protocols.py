@@ -7,7 +7,7 @@ Every call raises PeerLost if the replica is dead or unreachable, besides the ex
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from deployments.api.calls import MoveAnswer, PlaceCall, Submission
+from deployments.api.calls import MoveAnswer, PlaceAnswer, PlaceCall, Submission
 from deployments.api.report import ReplicaReport
 from deployments.channels.wire import Batch, ChannelOffer, Failure, methods_of
 from deployments.engine.port import ProfileSession
@@ -123,6 +123,9 @@ class ControlApi(Protocol):
         ...
 
 
+CONTROL_METHODS = methods_of(ControlApi)
+
+
 class CacheApi(Protocol):
     """An engine replica's prefix cache, for operators."""
 
@@ -174,7 +177,11 @@ class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, CopyApi, UtilityAp
         ...
 
     async def peer_channel(self) -> ChannelOffer:
-        """Offer a channel to another replica."""
+        """Offer a channel to another replica, for the methods of `PeerApi`."""
+        ...
+
+    async def control_channel(self) -> ChannelOffer:
+        """Offer a channel to a scheduler, for the methods of `ControlApi`."""
         ...
 
 
@@ -199,7 +206,7 @@ class PlacingApi(Protocol):
 
 
 class NoticeApi(Protocol):
-    """The scheduler, for notices from replicas and ingresses."""
+    """The scheduler, for notices from replicas and ingresses. They are lost without harm."""
 
     async def record(self, record: MigrationRecord) -> None:
         """Take the record of a migration that has ended, or of a resubmission by an ingress."""
@@ -265,8 +272,27 @@ class OperatorApi(Protocol):
         ...
 
 
+class DispatchApi(NoticeApi, Protocol):
+    """The scheduler, for the ingress or replica at the other end of a channel."""
+
+    async def place_all(self, calls: tuple[PlaceCall, ...]) -> tuple[PlaceAnswer, ...]:
+        """See `PlacingApi.place`."""
+        ...
+
+    async def view(self) -> PlacingView:
+        """See `PlacingApi.view`."""
+        ...
+
+
+DISPATCH_METHODS = methods_of(DispatchApi)
+
+
 class SchedulerApi(PlacingApi, NoticeApi, EvacuationApi, OperatorApi, MetricsApi, Protocol):
     """The Scheduler deployment."""
+
+    async def channel(self) -> ChannelOffer:
+        """Offer a channel to an ingress or a replica, for the methods of `DispatchApi`."""
+        ...
 
 
 Api_co = TypeVar("Api_co", covariant=True)

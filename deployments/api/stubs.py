@@ -14,7 +14,11 @@ from ray.serve.handle import DeploymentHandle
 from deployments.api.calls import MoveAnswer, PlaceCall, Submission
 from deployments.api.protocols import (
     CHANNEL_METHODS,
+    CONTROL_METHODS,
+    DISPATCH_METHODS,
     ChannelApi,
+    ControlApi,
+    DispatchApi,
     EngineApi,
     IngressApi,
     ReaderApi,
@@ -23,6 +27,7 @@ from deployments.api.protocols import (
 )
 from deployments.api.report import ReplicaReport
 from deployments.channels.calling import CallerEnd, Channels, channel_batches
+from deployments.channels.links import CallLink, CallLinks
 from deployments.channels.wire import Batch, ChannelOffer
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
@@ -45,6 +50,7 @@ from policies.prefix.evacuation import CachedContext, ContextCopy
 log = logging.getLogger("ray.serve")
 
 _NOTIFY_S = 5.0
+_OFFER_S = 5.0
 
 Api = TypeVar("Api")
 P = ParamSpec("P")
@@ -80,11 +86,12 @@ class EngineStub:
     A replica that sends no events for `silence_s` seconds counts as lost; a living one sends at least empty batches.
     """
 
-    def __init__(self, calls: ReplicaCalls, silence_s: float, channels: Channels) -> None:
-        """`channels` are those that stubs have opened to all replicas."""
+    def __init__(self, calls: ReplicaCalls, silence_s: float, channels: Channels, control: CallLink) -> None:
+        """`channels` are those that stubs have opened to all replicas; `control` is for the methods of `ControlApi`."""
         self._calls = calls
         self._silence_s = silence_s
         self._channels = channels
+        self._control = control
 
     async def metrics(self) -> Sequence[Family]:
         """See `MetricsApi.metrics`."""
@@ -98,6 +105,10 @@ class EngineStub:
     def channel(self, ingress: IngressId) -> AsyncGenerator[ChannelOffer]:
         """See `EngineApi.channel`."""
         return self._calls.stream(EngineApi.channel, ingress)
+
+    async def control_channel(self) -> ChannelOffer:
+        """See `EngineApi.control_channel`."""
+        return await self._calls.call(EngineApi.control_channel)
 
     async def peer_channel(self) -> ChannelOffer:
         """See `EngineApi.peer_channel`."""
@@ -140,31 +151,31 @@ class EngineStub:
 
     async def report(self, fence: int, version: int | None) -> ReplicaReport:
         """See `ControlApi.report`."""
-        return await self._calls.call(EngineApi.report, fence, version)
+        return await self._control.call(ControlApi.report, fence, version)
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """See `ControlApi.move`."""
-        return await self._calls.call(EngineApi.move, order, target, fence)
+        return await self._control.call(ControlApi.move, order, target, fence)
 
     async def drain(self, fence: int) -> None:
         """See `ControlApi.drain`."""
-        await self._calls.call(EngineApi.drain, fence)
+        await self._control.call(ControlApi.drain, fence)
 
     async def close(self, fence: int) -> None:
         """See `ControlApi.close`."""
-        await self._calls.call(EngineApi.close, fence)
+        await self._control.call(ControlApi.close, fence)
 
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
-        await self._calls.call(EngineApi.reopen, fence)
+        await self._control.call(ControlApi.reopen, fence)
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         """See `ControlApi.cached_contexts`."""
-        return await self._calls.call(EngineApi.cached_contexts, fence)
+        return await self._control.call(ControlApi.cached_contexts, fence)
 
     async def evacuate(self, copies: tuple[ContextCopy, ...], within_s: float, fence: int) -> int:
         """See `ControlApi.evacuate`."""
-        return await self._calls.call(EngineApi.evacuate, copies, within_s, fence)
+        return await self._control.call(ControlApi.evacuate, copies, within_s, fence)
 
     async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
         """See `CacheApi.delete_blocks`."""
@@ -207,11 +218,17 @@ class IngressStub:
 
 
 class ServeReplicas(Generic[Api]):
-    """Implements `RemoteReplicas` for a deployment; `stub` makes a replica's stub."""
+    """Implements `RemoteReplicas` for a deployment; `stub` makes a replica's stub, and `forgets` is called with it."""
 
-    def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api]) -> None:
+    def __init__(
+        self,
+        handles: ReplicaHandles,
+        stub: Callable[[ReplicaCalls], Api],
+        forgets: Callable[[ReplicaId], None] = lambda replica: None,
+    ) -> None:
         self._handles = handles
         self._stub = stub
+        self._forgets = forgets
 
     def at(self, replica: ReplicaId, routed: bool = True) -> Api:
         """See `RemoteReplicas.at`."""
@@ -220,12 +237,20 @@ class ServeReplicas(Generic[Api]):
     def forget(self, replica: ReplicaId) -> None:
         """See `RemoteReplicas.forget`."""
         self._handles.forget(replica)
+        self._forgets(replica)
 
 
 def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
     """The engine replicas of an application."""
-    channels: dict[ReplicaId, CallerEnd] = {}
-    return ServeReplicas(ReplicaHandles("Engine", app), lambda calls: EngineStub(calls, silence_s, channels))
+    handles, channels = ReplicaHandles("Engine", app), dict[ReplicaId, CallerEnd]()
+
+    async def offer(replica: ReplicaId) -> ChannelOffer:
+        return await ReplicaCalls(handles, replica, routed=False).call(EngineApi.control_channel)
+
+    control = CallLinks(offer, CONTROL_METHODS)
+    return ServeReplicas(
+        handles, lambda calls: EngineStub(calls, silence_s, channels, control.at(calls.replica)), control.forget
+    )
 
 
 def ingresses(app: str) -> ServeReplicas[IngressStub]:
@@ -234,10 +259,11 @@ def ingresses(app: str) -> ServeReplicas[IngressStub]:
 
 
 class SchedulerStub:
-    """Implements `SchedulerApi` with a time limit per call. `handle` is the deployment's."""
+    """Implements `SchedulerApi` with a time limit per call. `handle` is the deployment's, `link` for `DispatchApi`."""
 
-    def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
+    def __init__(self, handle: DeploymentHandle, link: CallLink, timeout_s: float) -> None:
         self._handle = handle
+        self._link = link
         self._timeout_s = timeout_s
 
     async def _call(
@@ -251,33 +277,43 @@ class SchedulerStub:
                 answer: R = await getattr(self._handle, method.__name__).remote(*args, **kwargs)
                 return answer
 
+    async def _dispatch(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        async with asyncio.timeout(self._timeout_s):
+            return await self._link.call(method, *args, **kwargs)
+
+    async def channel(self) -> ChannelOffer:
+        """See `SchedulerApi.channel`."""
+        return await self._call(SchedulerApi.channel)
+
     async def metrics(self) -> Sequence[Family]:
         """See `MetricsApi.metrics`."""
         return await self._call(SchedulerApi.metrics)
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         """See `PlacingApi.place`."""
-        return await self._call(SchedulerApi.place, calls)
+        return [each.decision() for each in await self._dispatch(DispatchApi.place_all, calls)]
 
     async def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
-        return await self._call(SchedulerApi.view)
+        return await self._dispatch(DispatchApi.view)
 
     async def record(self, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
-        await self._call(SchedulerApi.record, record)
+        await self._dispatch(DispatchApi.record, record)
 
     async def copied(self, record: CopyRecord) -> None:
         """See `NoticeApi.copied`."""
-        await self._call(SchedulerApi.copied, record)
+        await self._dispatch(DispatchApi.copied, record)
 
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""
-        await self._call(SchedulerApi.latencies, ingress, counts)
+        await self._dispatch(DispatchApi.latencies, ingress, counts)
 
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
-        await self._call(SchedulerApi.hurry)
+        await self._dispatch(DispatchApi.hurry)
 
     async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
         """See `EvacuationApi.evacuate`."""
@@ -331,6 +367,7 @@ class ServeSchedulerClient:
     def __init__(self, app: str) -> None:
         self._app = app
         self._cached: DeploymentHandle | None = None
+        self._link = CallLink("the scheduler", self._offer, DISPATCH_METHODS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -339,9 +376,12 @@ class ServeSchedulerClient:
             self._cached = serve.get_deployment_handle("Scheduler", self._app).options(_by_reference=False)
         return self._cached
 
+    async def _offer(self) -> ChannelOffer:
+        return await self.within(_OFFER_S).channel()
+
     def within(self, timeout_s: float) -> SchedulerStub:
         """See `SchedulerClient.within`."""
-        return SchedulerStub(self._handle, timeout_s)
+        return SchedulerStub(self._handle, self._link, timeout_s)
 
     def notify(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
         """See `SchedulerClient.notify`."""

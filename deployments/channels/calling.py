@@ -18,17 +18,17 @@ from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
 
 _CONNECT_S = 5.0
-"""Time limit of a connection to a replica that has answered a call."""
+"""Time limit of a connection to a process that has answered a call."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class CallerEnd(asyncio.Protocol):
-    """The caller's end of a connection, lost after `silence_s` seconds (None: any time) without a frame."""
+    """The caller's end of a connection to `callee`, lost after `silence_s` seconds (None: any time) without a frame."""
 
-    def __init__(self, replica: ReplicaId, offer: ChannelOffer, methods: Methods, silence_s: float | None) -> None:
-        self._replica = replica
+    def __init__(self, callee: str, offer: ChannelOffer, methods: Methods, silence_s: float | None) -> None:
+        self._callee = callee
         self._ticket = offer.ticket
         self._methods = methods
         self._silence_s = silence_s
@@ -65,13 +65,13 @@ class CallerEnd(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self.lose(PeerLost(f"replica {self._replica} died: its connection has ended"))
+        self.lose(PeerLost(f"{self._callee} died: its connection has ended"))
 
     def _look(self, silence_s: float) -> None:
         """Lose a connection that is silent for too long."""
         due = self._last + silence_s
         if self._loop.time() >= due:
-            self.lose(PeerLost(f"replica {self._replica} was silent for {silence_s:g} s"))
+            self.lose(PeerLost(f"{self._callee} was silent for {silence_s:g} s"))
         else:
             self._watch = self._loop.call_at(due, self._look, silence_s)
 
@@ -115,22 +115,22 @@ class CallerEnd(asyncio.Protocol):
             self.close()
 
     def _give_up(self) -> None:
-        """End all calls without an answer: the replica may have executed them."""
+        """End all calls without an answer: the callee may have executed them."""
         waiting, self._calls = self._calls, {}
         for _, future in waiting.values():
             if not future.done():
-                future.set_exception(PeerLost(f"replica {self._replica} did not answer: its connection has ended"))
+                future.set_exception(PeerLost(f"{self._callee} did not answer: its connection has ended"))
 
     async def call(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call the replica's method of that name. Arguments have no names on the wire.
+        """Call the callee's method of that name. Arguments have no names on the wire.
 
         Raises PeerLost, and the method's MigrationErrors.
         """
         assert not kwargs
         if self.lost:
-            raise PeerLost(f"replica {self._replica} cannot be reached: its connection has ended")
+            raise PeerLost(f"{self._callee} cannot be reached: its connection has ended")
         number, name = next(self._numbers), method.__name__
         answer: asyncio.Future[R] = self._loop.create_future()
         self._calls[number] = (name, answer)
@@ -155,21 +155,19 @@ class CallerEnd(asyncio.Protocol):
             await self._news.wait()
 
 
-async def connect(
-    replica: ReplicaId, offer: ChannelOffer, methods: Methods, silence_s: float | None = None
-) -> CallerEnd:
-    """A connection to a replica that has made an offer. Raises PeerLost if it cannot be reached."""
+async def connect(callee: str, offer: ChannelOffer, methods: Methods, silence_s: float | None = None) -> CallerEnd:
+    """A connection to a process that has made an offer. Raises PeerLost if it cannot be reached."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_S):
             _, end = await loop.create_connection(
-                lambda: CallerEnd(replica, offer, methods, silence_s),
+                lambda: CallerEnd(callee, offer, methods, silence_s),
                 offer.host,
                 offer.port,
                 ssl=tls_context(ssl.Purpose.SERVER_AUTH),
             )
     except OSError as error:  # a time-out is one, too
-        raise PeerLost(f"replica {replica} cannot be reached: {error!r}") from error
+        raise PeerLost(f"{callee} cannot be reached: {error!r}") from error
     return end
 
 
@@ -193,7 +191,7 @@ async def channel_batches(
             raise PeerLost(f"replica {replica} was silent for {silence_s:g} s") from None
         if offer is None:
             return
-        end = await connect(replica, offer, methods, silence_s)
+        end = await connect(f"replica {replica}", offer, methods, silence_s)
         rest = asyncio.create_task(_exhaust(offers, end))
         channels[replica] = end
         try:

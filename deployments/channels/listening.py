@@ -56,6 +56,12 @@ class ChannelListener:
         self._sessions[offer.ticket] = session
         return offer
 
+    def offer_calls(self, target: object, methods: Methods) -> ChannelOffer:
+        """An offer of a channel for calls of `target`. It ends if nobody connects."""
+        offer = self.offer(partial(answer_calls, target, methods))
+        asyncio.get_running_loop().call_later(ADMISSION_S, self.withdraw, offer)
+        return offer
+
     def withdraw(self, offer: ChannelOffer) -> None:
         """Admit nobody by that offer any more."""
         self._sessions.pop(offer.ticket, None)

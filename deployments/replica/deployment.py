@@ -12,10 +12,11 @@ import ray
 from ray.util import get_node_ip_address
 
 from deployments.api.calls import Submission
-from deployments.api.protocols import ChannelApi, EngineApi
+from deployments.api.protocols import CONTROL_METHODS, PEER_METHODS, ChannelApi, EngineApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.cache.occupancy import CacheReport, cache_report
+from deployments.channels.links import CallLinks
 from deployments.channels.listening import ChannelListener
 from deployments.channels.wire import ChannelOffer, Failure
 from deployments.config import EngineConfig, MigrationSettings, Topology
@@ -30,7 +31,7 @@ from deployments.replica.imports import import_vllm
 from deployments.replica.ingress_channels import IngressChannel, offered, submit_all
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
-from deployments.replica.peers import PeerCalls, PeerChannels, PeerConnections
+from deployments.replica.peers import ChannelPeer, PeerCalls, PeerConnections
 from deployments.replica.prefix_cache.contexts import BYTES_PER_TOKEN, PastContexts
 from deployments.replica.prefix_cache.copies import Copies
 from deployments.replica.prefix_cache.evacuation import Evacuator, LastCopies
@@ -111,9 +112,10 @@ class EngineReplica:
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
         world = self._make_world(migration, engine.hides_handed_over)
-        self._channels = PeerChannels(engines(topology.app))
-        self._moves = Moves(world, self._host, self._channels.at, migration.lease_s, self._notify_record)
-        self._copies = Copies(world, self._engine, self._channels.at, migration.lease_s, self._notify_copy)
+        self._replicas = engines(topology.app)
+        self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)
+        self._moves = Moves(world, self._host, self._peer, migration.lease_s, self._notify_record)
+        self._copies = Copies(world, self._engine, self._peer, migration.lease_s, self._notify_copy)
         self._fetches = Fetches(self._host, self._moves, self._copy_here)
         self._pool = ReplicaPool(
             self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
@@ -122,7 +124,7 @@ class EngineReplica:
         self._host.on_context = self._returns.add
         self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
         self._peer_calls = PeerCalls(self._id, self._moves, self._pool, self._lacks)
-        self._peers = PeerConnections(self._id, self._channels.open, self._channels.forget)
+        self._peers = PeerConnections(self._id, self._links.open, self._forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         evacuates = engine.evacuates and remembers
         self._last_copies = LastCopies(
@@ -163,8 +165,15 @@ class EngineReplica:
             hides_handed_over=hides_handed_over,
         )
 
+    def _peer(self, replica: ReplicaId) -> ChannelPeer:
+        return ChannelPeer(self._links, replica)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        self._links.forget(replica)
+        self._replicas.forget(replica)
+
     async def _copy_here(self, donor: ReplicaId, order: CopyOrder) -> CopyRecord:
-        return await self._channels.at(donor).copy_prefix(order, self._id)
+        return await self._peer(donor).copy_prefix(order, self._id)
 
     def _notify_copy(self, record: CopyRecord) -> None:
         self._scheduler.notify(lambda scheduler: scheduler.copied(record))
@@ -196,7 +205,7 @@ class EngineReplica:
         self._membership.stop()
         self._peers.close()
         self._outboxes.close()
-        self._channels.close()
+        self._links.close()
         self._listener.close()
         self._transport.close()
         self._slots.close()
@@ -266,6 +275,10 @@ class EngineReplica:
         return self._moves.attach(request, hop, index)
 
     # --- for the scheduler ----------------------------------------------------------------------------
+
+    async def control_channel(self) -> ChannelOffer:
+        """See `EngineApi.control_channel`."""
+        return self._listener.offer_calls(self, CONTROL_METHODS)
 
     async def report(self, fence: int, version: int | None) -> ReplicaReport:
         """See `ControlApi.report`."""
@@ -352,7 +365,7 @@ class EngineReplica:
 
     async def peer_channel(self) -> ChannelOffer:
         """See `EngineApi.peer_channel`."""
-        return self._peer_calls.offer(self._listener)
+        return self._listener.offer_calls(self._peer_calls, PEER_METHODS)
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""

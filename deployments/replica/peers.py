@@ -6,19 +6,14 @@ Some of these calls are inside a move's pause, and through Ray each takes some m
 import asyncio
 import logging
 from bisect import bisect
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
-from deployments.api.protocols import PEER_METHODS, EngineApi, PeerApi, RemoteReplicas
-from deployments.channels import listening
-from deployments.channels.calling import CallerEnd, connect
-from deployments.channels.listening import ChannelListener, answer_calls
-from deployments.channels.wire import ChannelOffer
+from deployments.api.protocols import PeerApi
+from deployments.channels.links import CallLinks
 from deployments.replica.ingress_channels import Lacks
 from deployments.replica.moves import Moves
 from deployments.replica.prefix_cache.pool import ReplicaPool
-from migration.protocol.errors import PeerLost
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
 from migration.run.donor import CopyOrder
@@ -30,106 +25,46 @@ MOST = 16
 """The most peers that a replica connects to beforehand."""
 
 _AT_ONCE = 4
-_TIMEOUT_S = 10.0
-"""Time limit of the offer of a channel."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class PeerChannels:
-    """The channels to other replicas. Each is opened by the first call, or before, and again if it has broken."""
-
-    def __init__(self, replicas: RemoteReplicas[EngineApi]) -> None:
-        self._replicas = replicas
-        self._opened: dict[ReplicaId, asyncio.Task[CallerEnd]] = {}
-
-    def at(self, replica: ReplicaId) -> "ChannelPeer":
-        """One replica."""
-        return ChannelPeer(self, replica)
-
-    async def open(self, replica: ReplicaId) -> CallerEnd:
-        """The channel to a replica. Raises PeerLost."""
-        opened = self._opened.get(replica)
-        if opened is None or (opened.done() and (opened.exception() is not None or opened.result().lost)):
-            opened = self._opened[replica] = asyncio.create_task(self._connect(replica))
-        return await asyncio.shield(opened)
-
-    async def _connect(self, replica: ReplicaId) -> CallerEnd:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                offer = await self._replicas.at(replica, routed=False).peer_channel()
-        except TimeoutError:
-            raise PeerLost(f"replica {replica} offered no channel within {_TIMEOUT_S:g} s") from None
-        return await connect(replica, offer, PEER_METHODS)
-
-    async def call(
-        self,
-        replica: ReplicaId,
-        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> R:
-        """Call a method of `PeerApi` on a replica. Raises PeerLost, and the method's MigrationErrors."""
-        end = await self.open(replica)
-        return await end.call(method, *args, **kwargs)
-
-    def forget(self, replica: ReplicaId) -> None:
-        """Close the channel to a replica that is gone, behind the calls that are under way."""
-        opened = self._opened.pop(replica, None)
-        if opened is not None:
-            opened.add_done_callback(_close_when_idle)
-        self._replicas.forget(replica)
-
-    def close(self) -> None:
-        """Close all channels."""
-        for replica in list(self._opened):
-            self.forget(replica)
-
-
-def _close_when_idle(opened: "asyncio.Task[CallerEnd]") -> None:
-    if not opened.cancelled() and opened.exception() is None:
-        opened.result().close_when_idle()
 
 
 class ChannelPeer:
     """Implements `PeerApi`: another replica, behind the channel to it."""
 
-    def __init__(self, channels: PeerChannels, replica: ReplicaId) -> None:
+    def __init__(self, links: CallLinks, replica: ReplicaId) -> None:
         self.id = replica
-        self._channels = channels
+        self._link = links.at(replica)
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
-        return await self._channels.call(self.id, PeerApi.prepare, message)
+        return await self._link.call(PeerApi.prepare, message)
 
     async def load(self, message: CopyRound) -> None:
         """See `Peer.load`."""
-        await self._channels.call(self.id, PeerApi.load, message)
+        await self._link.call(PeerApi.load, message)
 
     async def receive(self, message: Chunk) -> None:
         """See `Peer.receive`."""
-        await self._channels.call(self.id, PeerApi.receive, message)
+        await self._link.call(PeerApi.receive, message)
 
     async def renew(self, migration: str) -> None:
         """See `Peer.renew`."""
-        await self._channels.call(self.id, PeerApi.renew, migration)
+        await self._link.call(PeerApi.renew, migration)
 
     async def adopt(self, message: Adopt) -> None:
         """See `Peer.adopt`."""
-        await self._channels.call(self.id, PeerApi.adopt, message)
+        await self._link.call(PeerApi.adopt, message)
 
     async def cancel(self, migration: str) -> None:
         """See `Peer.cancel`."""
-        await self._channels.call(self.id, PeerApi.cancel, migration)
+        await self._link.call(PeerApi.cancel, migration)
 
     async def resumed(self, migration: str) -> float | None:
         """See `Peer.resumed`."""
-        return await self._channels.call(self.id, PeerApi.resumed, migration)
+        return await self._link.call(PeerApi.resumed, migration)
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
-        return await self._channels.call(self.id, PeerApi.copy_prefix, order, to)
+        return await self._link.call(PeerApi.copy_prefix, order, to)
 
 
 class PeerCalls:
@@ -140,12 +75,6 @@ class PeerCalls:
         self._moves = moves
         self._pool = pool
         self._lacks = lacks
-
-    def offer(self, listener: ChannelListener) -> ChannelOffer:
-        """Offer another replica a channel. Calls under way go on if it ends: their leases end them."""
-        offer = listener.offer(partial(answer_calls, self, PEER_METHODS))
-        asyncio.get_running_loop().call_later(listening.ADMISSION_S, listener.withdraw, offer)
-        return offer
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""

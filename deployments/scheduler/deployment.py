@@ -14,11 +14,14 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.util import get_node_ip_address
 
-from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall
-from deployments.api.protocols import ControlApi, RemoteReplicas, SchedulerApi
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceAnswer, PlaceCall
+from deployments.api.protocols import DISPATCH_METHODS, ControlApi, DispatchApi, RemoteReplicas, SchedulerApi
 from deployments.api.report import replica_json
 from deployments.api.stubs import engines
+from deployments.channels.listening import ChannelListener
+from deployments.channels.wire import ChannelOffer
 from deployments.config import SchedulerConfig, Topology
 from deployments.metrics.exposition import Family
 from deployments.metrics.telemetry import Telemetry
@@ -188,6 +191,10 @@ class LiveScheduler:
         ordered = placing_order(self._memory.pool(), [call.arrival for call in calls], self._clock())
         placed = {arrival.id: self._place(by_request[arrival.id], gone) for arrival in ordered}
         return [placed[call.arrival.id] for call in calls]
+
+    async def place_all(self, calls: tuple[PlaceCall, ...]) -> tuple[PlaceAnswer, ...]:
+        """See `DispatchApi.place_all`."""
+        return tuple(map(PlaceAnswer.of, await self.place(calls)))
 
     def _place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         decision = self._epochs.place(call, gone)
@@ -400,6 +407,7 @@ class EpochScheduler(LiveScheduler):
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         start_guard()
+        self._listener = await ChannelListener.start(get_node_ip_address())
         replicas = engines(topology.app)
         # A replica that has left Serve's list may need evacuation.
         membership = ServeMembership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
@@ -421,7 +429,12 @@ class EpochScheduler(LiveScheduler):
         """Raise `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""
         check_epochs(self._loop.done(), self.silent_s, self._stalled_s)
 
+    async def channel(self) -> ChannelOffer:
+        """See `SchedulerApi.channel`."""
+        return self._listener.offer_calls(self, DISPATCH_METHODS)
+
     def __del__(self) -> None:
+        self._listener.close()
         self._loop.cancel()
         self._freezing.cancel()
         self._membership.stop()
@@ -430,6 +443,7 @@ class EpochScheduler(LiveScheduler):
 
 if TYPE_CHECKING:
     _offers: type[SchedulerApi] = EpochScheduler
+    _answers: type[DispatchApi] = LiveScheduler
 
 
 def check_epochs(ended: bool, silent_s: float, stalled_s: float) -> None:

@@ -1,8 +1,8 @@
 """Gathers the replicas' reports: one gathering at a time, shared by all callers.
 
 A gathering requests the reports of all replicas at once and ends when all have answered, or after the time-out. A
-replica without an answer is silent from then on: gatherings leave it out, and a probe requests its report, past Serve's
-router, until it answers again.
+replica without an answer is silent from then on: gatherings leave it out, and a probe requests its report until it
+answers again.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SPACING_S = 0.2
 """The shortest time between the beginnings of two gatherings, in seconds, unless a caller is urgent."""
 
 AT_ONCE = 16
-"""The number of requests for reports between two turns of the event loop: each takes Ray up to 0.3 ms to send."""
+"""The number of requests for reports between two turns of the event loop."""
 
 SILENCE_S = 5.0
 """The time for which the last report of a silent replica counts, in seconds. Later the scheduler does not use it."""
@@ -43,13 +43,17 @@ class Reporters(Protocol):
         """The replicas that serve, stopping ones included."""
         ...
 
-    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
-        """Request a replica's changes since `version`, through Serve's router or past it.
+    async def report(self, replica: ReplicaId, version: int | None) -> ReplicaReport:
+        """Request a replica's changes since `version`.
 
         Raises:
             PeerLost: The replica is dead or does not exist.
             Refused: A newer scheduler has replaced this one.
         """
+        ...
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Drop the state kept for a replica that is gone."""
         ...
 
 
@@ -68,9 +72,13 @@ class EngineReporters:
         """See `Reporters.serving`: the replicas that Serve's router lists, and those that Serve is stopping."""
         return (*self._membership.running, *self._listing.stopping())
 
-    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
+    async def report(self, replica: ReplicaId, version: int | None) -> ReplicaReport:
         """See `Reporters.report`."""
-        return await self._replicas.at(replica, routed).report(self._fence, version)
+        return await self._replicas.at(replica).report(self._fence, version)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """See `Reporters.forget`."""
+        self._replicas.forget(replica)
 
 
 class Gatherer:
@@ -183,6 +191,7 @@ class Gatherer:
             self._forget(replica)
 
     def _forget(self, replica: ReplicaId) -> None:
+        self._reporters.forget(replica)
         self._roster.forget(replica)
         self._gauges.pop(replica, None)
         self._reported_at.pop(replica, None)
@@ -190,7 +199,7 @@ class Gatherer:
     async def _ask(self, replica: ReplicaId) -> None:
         """Request and take one replica's report. Raises Refused."""
         try:
-            report = await self._request(replica, self._roster.version(replica), routed=True)
+            report = await self._request(replica, self._roster.version(replica))
             self._take(replica, report)
         except (TimeoutError, PeerLost) as error:
             log.warning("replica %s does not report: %r", replica, error)
@@ -208,7 +217,7 @@ class Gatherer:
         while True:
             await asyncio.sleep(PROBE_S)
             try:
-                report = await self._request(replica, None, routed=False)
+                report = await self._request(replica, None)
             except (TimeoutError, PeerLost):
                 continue
             except Exception as error:
@@ -219,10 +228,10 @@ class Gatherer:
             del self._probes[replica]
             return
 
-    async def _request(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
+    async def _request(self, replica: ReplicaId, version: int | None) -> ReplicaReport:
         """Request one replica's report. Raises TimeoutError, PeerLost, and all errors of the replica's `report`."""
         async with asyncio.timeout(self._timeout_s):
-            return await self._reporters.report(replica, version, routed)
+            return await self._reporters.report(replica, version)
 
     def _take(self, replica: ReplicaId, report: ReplicaReport) -> None:
         """Merge a report. Raises `ValueError` for changes since another version than the roster's."""

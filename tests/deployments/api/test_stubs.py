@@ -5,10 +5,21 @@ import inspect
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from app.ingress.deployment import IngressReplica
-from deployments.api.protocols import EngineApi, IngressApi, SchedulerApi
+from deployments.api.calls import PlaceAnswer
+from deployments.api.protocols import (
+    DISPATCH_METHODS,
+    ControlApi,
+    EngineApi,
+    IngressApi,
+    NoticeApi,
+    PlacingApi,
+    ReaderApi,
+    SchedulerApi,
+)
 from deployments.api.stubs import (
     EngineStub,
     IngressStub,
@@ -16,10 +27,14 @@ from deployments.api.stubs import (
     ServeReplicas,
     ServeSchedulerClient,
 )
+from deployments.channels.wire import Failure
 from deployments.replica.deployment import EngineReplica
 from deployments.scheduler.deployment import EpochScheduler
 from deployments.serve.cancellation import CalleeCancelled
-from deployments.serve.routing import ReplicaHandles
+from deployments.serve.routing import ReplicaHandles, Unrouted
+from migration.protocol.errors import Stopping
+from policies.causes import Cause
+from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import ReplicaId
 
 pytestmark = pytest.mark.virtual_time
@@ -60,11 +75,49 @@ class Handles:
         self.calls.append(("forget", replica))
 
 
-def served(handles: Handles) -> ServeReplicas[EngineStub]:
-    return ServeReplicas(cast(ReplicaHandles, handles), lambda calls: EngineStub(calls, 10.0, {}))
+class FakeLink:
+    """In place of `Link`, and of the end of a channel: notes calls, and answers "done"."""
+
+    def __init__(self, answer: Any = "done", fault: Exception | None = None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.answer, self.fault = answer, fault
+
+    async def call(self, method: Any, *args: Any) -> Any:
+        self.calls.append((method.__name__, *args))
+        if self.fault is not None:
+            raise self.fault
+        return self.answer
 
 
-@pytest.mark.parametrize("method", sorted({*methods(EngineApi)} - {"channel"}))
+def served(handles: Handles, control: Any = None, channel: Any = None) -> ServeReplicas[EngineStub]:
+    channels = {} if channel is None else {R: channel}
+    return ServeReplicas(cast(ReplicaHandles, handles), lambda calls: EngineStub(calls, 10.0, channels, control))
+
+
+@pytest.mark.parametrize("method", methods(ControlApi))
+async def test_an_engines_stub_takes_orders_over_a_channel(method: str) -> None:
+    handles, control, given = Handles(), FakeLink(), arguments(ControlApi, method)
+    await getattr(served(handles, control).at(R), method)(*given)
+    assert control.calls == [(method, *given)] and not handles.calls
+    assert inspect.iscoroutinefunction(getattr(EngineReplica, method))
+
+
+@pytest.mark.parametrize("method", methods(ReaderApi))
+async def test_a_reader_calls_over_its_channel_if_there_is_one(method: str) -> None:
+    handles, channel, given = Handles(), FakeLink(), arguments(ReaderApi, method)
+    await getattr(served(handles, channel=channel).at(R), method)(*given)
+    assert channel.calls == [(method, *given)] and not handles.calls
+
+
+async def test_submissions_need_a_channel() -> None:
+    channel = FakeLink(("m", Failure("Stopping", "it stops", Cause.STOPPING)))
+    model, refusal = await served(Handles(), channel=channel).at(R).submit(())
+    assert (model, type(refusal), str(refusal)) == ("m", Stopping, "it stops")
+    with pytest.raises(Unrouted):
+        await served(Handles()).at(R).submit(())
+
+
+@pytest.mark.parametrize("method", sorted({*methods(EngineApi)} - {"channel"} - {*methods(ControlApi)}))
 @pytest.mark.parametrize("routed", [True, False], ids=["routed", "direct"])
 async def test_an_engines_stub_calls_the_method_of_that_name(method: str, routed: bool) -> None:
     handles, given = Handles(), arguments(EngineApi, method)
@@ -116,29 +169,62 @@ class Handle:
         return SimpleNamespace(remote=remote)
 
 
-@pytest.mark.parametrize("method", methods(SchedulerApi))
+@pytest.mark.parametrize("method", sorted({*methods(SchedulerApi)} - {*methods(NoticeApi), *methods(PlacingApi)}))
 async def test_the_schedulers_stub_calls_the_method_of_that_name(method: str) -> None:
     handle, given = Handle(), arguments(SchedulerApi, method)
-    await getattr(SchedulerStub(cast(Any, handle), 1.0), method)(*given)
+    await getattr(SchedulerStub(cast(Any, handle), cast(Any, None), 1.0), method)(*given)
     assert handle.calls == [(method, tuple(given))]
     assert inspect.iscoroutinefunction(getattr(EpochScheduler, method))
 
 
+@pytest.mark.parametrize("method", [*methods(NoticeApi), "view"])
+async def test_the_schedulers_stub_takes_notices_over_a_channel(method: str) -> None:
+    link, given = FakeLink(), arguments(SchedulerApi, method)
+    await getattr(SchedulerStub(cast(Any, Handle()), cast(Any, link), 1.0), method)(*given)
+    assert link.calls == [(method, *given)]
+    assert inspect.iscoroutinefunction(getattr(EpochScheduler, method))
+
+
+async def test_decisions_of_every_kind_travel() -> None:
+    decisions: list[Decision] = [Place(R), Queue(R), NoReplica()]
+    sent = msgspec.msgpack.encode(tuple(map(PlaceAnswer.of, decisions)))
+    link = FakeLink(DISPATCH_METHODS["place_all"].result.decode(sent))
+    assert await SchedulerStub(cast(Any, Handle()), cast(Any, link), 1.0).place(()) == decisions
+    assert link.calls == [("place_all", ())]
+
+
 async def test_a_slow_scheduler_is_not_waited_for() -> None:
     with pytest.raises(TimeoutError):
-        await SchedulerStub(cast(Any, Handle(takes_s=2.0)), 1.0).view()
+        await SchedulerStub(cast(Any, Handle(takes_s=2.0)), cast(Any, None), 1.0).state()
 
 
 async def test_a_call_that_the_scheduler_breaks_off_ends_no_task_of_ours() -> None:
     with pytest.raises(CalleeCancelled):
-        await SchedulerStub(cast(Any, Handle(fault=asyncio.CancelledError())), 1.0).view()
+        await SchedulerStub(cast(Any, Handle(fault=asyncio.CancelledError())), cast(Any, None), 1.0).state()
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("away")], ids=["heard", "not heard"])
 async def test_a_message_is_not_waited_for_and_may_be_lost(fault: Exception | None) -> None:
-    client, handle = ServeSchedulerClient("app"), Handle(fault=fault)
-    client._cached = cast(Any, handle)
+    client, link = ServeSchedulerClient("app"), FakeLink(fault=fault)
+    client._cached, client._link = cast(Any, Handle()), cast(Any, link)
     client.notify(lambda scheduler: scheduler.hurry())
-    assert handle.calls == []
+    assert link.calls == []
     await asyncio.sleep(0.1)
-    assert handle.calls == [("hurry", ())]
+    assert link.calls == [("hurry",)]
+
+
+async def test_a_scheduler_offers_its_channel_by_its_handle() -> None:
+    client, handle = ServeSchedulerClient("app"), Handle(fault=RuntimeError("away"))
+    client._cached = cast(Any, handle)
+    with pytest.raises(RuntimeError, match="away"):
+        await client.within(1.0).view()
+    assert handle.calls == [("channel", ())]
+
+
+async def test_a_scheduler_that_is_away_is_not_waited_for() -> None:
+    client = ServeSchedulerClient("app")
+    client._cached = cast(Any, Handle(takes_s=100.0))
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await client.within(1.0).view()
+    assert asyncio.get_running_loop().time() == began + 1.0

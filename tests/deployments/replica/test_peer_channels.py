@@ -5,16 +5,17 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from deployments.api.protocols import PEER_METHODS, PeerApi
 from deployments.channels import listening
 from deployments.channels.calling import CallerEnd
-from deployments.channels.listening import ChannelListener, answer_calls
+from deployments.channels.links import CallLinks
+from deployments.channels.listening import ChannelListener
 from deployments.channels.wire import ChannelOffer
-from deployments.replica.peers import ChannelPeer, PeerCalls, PeerChannels
+from deployments.replica.peers import ChannelPeer, PeerCalls
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import (
@@ -95,54 +96,50 @@ class Target:
         return await self.answer() if callable(self.answer) else self.answer
 
 
-class Replicas:
-    """Implements `RemoteReplicas` of one other replica, whose every channel is kept."""
+class Offers:
+    """The other replica's offers of channels."""
 
     def __init__(self, listener: ChannelListener, target: Target) -> None:
         self.listener, self.target = listener, target
-        self.offered, self.forgotten = 0, list[ReplicaId]()
+        self.offered = 0
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def at(self, replica: ReplicaId, routed: bool = True) -> Any:
-        assert replica == OTHER and not routed
-        return self
-
-    async def peer_channel(self) -> ChannelOffer:
+    async def offer(self, replica: ReplicaId) -> ChannelOffer:
+        assert replica == OTHER
         self.offered += 1
         await self.gate.wait()
-        return self.listener.offer(partial(answer_calls, self.target, PEER_METHODS))
-
-    def forget(self, replica: ReplicaId) -> None:
-        self.forgotten.append(replica)
+        return self.listener.offer_calls(self.target, PEER_METHODS)
 
 
 @pytest.fixture
-async def replicas() -> AsyncIterator[Replicas]:
-    made = Replicas(await ChannelListener.start("127.0.0.1"), Target())
+async def replicas() -> AsyncIterator[Offers]:
+    made = Offers(await ChannelListener.start("127.0.0.1"), Target())
     yield made
     made.listener.close()
 
 
 @pytest.fixture
-async def channels(replicas: Replicas) -> AsyncIterator[PeerChannels]:
-    made = PeerChannels(cast(Any, replicas))
+async def channels(replicas: Offers) -> AsyncIterator[CallLinks]:
+    made = CallLinks(replicas.offer, PEER_METHODS)
     yield made
     made.close()
 
 
 @pytest.fixture
-def peer(channels: PeerChannels) -> ChannelPeer:
-    return channels.at(OTHER)
+def peer(channels: CallLinks) -> ChannelPeer:
+    return ChannelPeer(channels, OTHER)
 
 
-def ends(channels: PeerChannels) -> CallerEnd:
-    return channels._opened[OTHER].result()
+def ends(channels: CallLinks) -> CallerEnd:
+    opened = channels.at(OTHER)._opened
+    assert opened is not None
+    return opened.result()
 
 
 @pytest.mark.parametrize(("method", "arguments", "answer"), CALLS, ids=[name for name, _, _ in CALLS])
 async def test_calls_and_answers_arrive_as_they_were_sent(
-    replicas: Replicas, peer: ChannelPeer, method: str, arguments: tuple[Any, ...], answer: object
+    replicas: Offers, peer: ChannelPeer, method: str, arguments: tuple[Any, ...], answer: object
 ) -> None:
     replicas.target.answer = answer
     assert await getattr(peer, method)(*arguments) == answer
@@ -169,7 +166,7 @@ def test_every_method_is_tried() -> None:
     ids=lambda error: type(error).__name__,
 )
 async def test_errors_arrive_with_class_text_and_cause(
-    replicas: Replicas, peer: ChannelPeer, error: MigrationError
+    replicas: Offers, peer: ChannelPeer, error: MigrationError
 ) -> None:
     replicas.target.answer = error
     with pytest.raises(type(error)) as found:
@@ -178,7 +175,7 @@ async def test_errors_arrive_with_class_text_and_cause(
 
 
 async def test_a_defect_is_logged_where_it_is_and_tells_the_caller_nothing(
-    replicas: Replicas, peer: ChannelPeer, caplog: pytest.LogCaptureFixture
+    replicas: Offers, peer: ChannelPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     replicas.target.answer = KeyError("a secret")
     with caplog.at_level(logging.ERROR), pytest.raises(MigrationError, match=r"^internal error$") as found:
@@ -187,7 +184,7 @@ async def test_a_defect_is_logged_where_it_is_and_tells_the_caller_nothing(
     assert "a secret" in caplog.text
 
 
-async def test_calls_wait_for_none_of_the_others(replicas: Replicas, peer: ChannelPeer) -> None:
+async def test_calls_wait_for_none_of_the_others(replicas: Offers, peer: ChannelPeer) -> None:
     """The source waits for a load of seconds, and sends chunks meanwhile."""
     loaded = asyncio.Event()
     replicas.target.answer = loaded.wait
@@ -202,13 +199,13 @@ async def test_calls_wait_for_none_of_the_others(replicas: Replicas, peer: Chann
     assert [name for name, _ in replicas.target.calls] == ["load", "receive"]
 
 
-async def test_calls_begin_in_their_order(replicas: Replicas, peer: ChannelPeer) -> None:
+async def test_calls_begin_in_their_order(replicas: Offers, peer: ChannelPeer) -> None:
     await peer.renew("first")
     await asyncio.gather(*(peer.renew(str(number)) for number in range(50)))
     assert [arguments for _, arguments in replicas.target.calls[1:]] == [(str(number),) for number in range(50)]
 
 
-async def test_first_calls_share_one_channel(replicas: Replicas, channels: PeerChannels, peer: ChannelPeer) -> None:
+async def test_first_calls_share_one_channel(replicas: Offers, channels: CallLinks, peer: ChannelPeer) -> None:
     replicas.gate.clear()
     calls = [asyncio.create_task(peer.renew("m")) for _ in range(3)]
     await asyncio.sleep(0.01)
@@ -219,9 +216,9 @@ async def test_first_calls_share_one_channel(replicas: Replicas, channels: PeerC
 
 
 async def test_a_replica_that_cannot_be_reached_is_tried_again(
-    replicas: Replicas, peer: ChannelPeer, monkeypatch: pytest.MonkeyPatch
+    replicas: Offers, peer: ChannelPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replica.peers._TIMEOUT_S", 0.01)
+    monkeypatch.setattr("deployments.channels.links._OFFER_S", 0.01)
     replicas.gate.clear()
     with pytest.raises(PeerLost, match="offered no channel"):
         await peer.renew("m")
@@ -231,7 +228,7 @@ async def test_a_replica_that_cannot_be_reached_is_tried_again(
 
 
 async def test_a_channel_that_breaks_ends_its_calls_and_is_opened_again(
-    replicas: Replicas, channels: PeerChannels, peer: ChannelPeer
+    replicas: Offers, channels: CallLinks, peer: ChannelPeer
 ) -> None:
     replicas.target.answer = asyncio.Event().wait
     adopting = asyncio.create_task(peer.adopt(Adopt("m", 0, ())))
@@ -246,7 +243,7 @@ async def test_a_channel_that_breaks_ends_its_calls_and_is_opened_again(
 
 
 async def test_calls_under_way_go_on_at_the_target_if_the_channel_breaks(
-    replicas: Replicas, channels: PeerChannels, peer: ChannelPeer
+    replicas: Offers, channels: CallLinks, peer: ChannelPeer
 ) -> None:
     """As those through Ray do: an adoption that is cut off in its midst would leave half of a request."""
     done, gate = asyncio.Event(), asyncio.Event()
@@ -268,7 +265,7 @@ async def test_calls_under_way_go_on_at_the_target_if_the_channel_breaks(
 
 
 async def test_a_replica_that_leaves_keeps_its_channel_for_calls_under_way(
-    replicas: Replicas, channels: PeerChannels, peer: ChannelPeer
+    replicas: Offers, channels: CallLinks, peer: ChannelPeer
 ) -> None:
     resumed = asyncio.Event()
 
@@ -286,23 +283,21 @@ async def test_a_replica_that_leaves_keeps_its_channel_for_calls_under_way(
     assert end.lost and not end._transport.is_closing(), "no new calls, but answers"
     resumed.set()
     assert await waiting == 0.5 and end._transport.is_closing()
-    assert replicas.forgotten == [OTHER]
 
 
-async def test_a_forgotten_replica_may_come_back(replicas: Replicas, channels: PeerChannels, peer: ChannelPeer) -> None:
+async def test_a_forgotten_replica_may_come_back(replicas: Offers, channels: CallLinks, peer: ChannelPeer) -> None:
     await peer.renew("m")
     end = ends(channels)
     channels.forget(OTHER)
     await asyncio.sleep(0)
     assert end._transport.is_closing()
-    await peer.renew("m")
+    await ChannelPeer(channels, OTHER).renew("m")
     assert replicas.offered == 2
 
 
-async def test_an_offer_is_withdrawn_if_nobody_comes(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_offer_is_withdrawn_if_nobody_comes(replicas: Offers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "ADMISSION_S", 0.01)
-    calls = PeerCalls(OWN, cast(Any, None), cast(Any, None), cast(Any, None))
-    calls.offer(replicas.listener)
+    replicas.listener.offer_calls(replicas.target, PEER_METHODS)
     assert replicas.listener._sessions
     await asyncio.sleep(0.05)
     assert not replicas.listener._sessions

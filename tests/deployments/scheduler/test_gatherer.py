@@ -41,15 +41,16 @@ class Engines:
         self.answers = {ReplicaId(name): answer for name, answer in answers.items()}
         self.reporting = Reporting()
         self.takes_s = 0.01
-        self.asked: list[tuple[str, bool, float]] = []
+        self.asked: list[tuple[str, float]] = []
+        self.forgotten: list[ReplicaId] = []
         self.versions: list[int | None] = []
         self.lost: set[ReplicaId] = set()
 
     def serving(self) -> Iterable[ReplicaId]:
         return tuple(self.answers)
 
-    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
-        self.asked.append((replica, routed, now()))
+    async def report(self, replica: ReplicaId, version: int | None) -> ReplicaReport:
+        self.asked.append((replica, now()))
         self.versions.append(version)
         await asyncio.sleep(self.takes_s)
         answer = self.answers[replica]
@@ -62,9 +63,12 @@ class Engines:
             await asyncio.Event().wait()
         return report
 
+    def forget(self, replica: ReplicaId) -> None:
+        self.forgotten.append(replica)
+
     def times(self) -> list[float]:
-        """When gatherings began."""
-        return sorted({at for _, routed, at in self.asked if routed})
+        """When gatherings began, which ask all replicas that are not silent."""
+        return sorted({at for replica, at in self.asked if replica == A})
 
 
 class Gatherings:
@@ -91,7 +95,7 @@ async def test_every_replica_is_asked_at_once() -> None:
     world = Gatherings(a=make_report("a"), b=make_report("b"))
     await asyncio.sleep(5.0)
     assert set(await world.gather()) == {"a", "b"}
-    assert world.engines.asked == [("a", True, 5.0), ("b", True, 5.0)]
+    assert world.engines.asked == [("a", 5.0), ("b", 5.0)]
 
 
 async def test_replicas_that_run_and_those_that_stop_are_asked_with_the_fence() -> None:
@@ -100,7 +104,7 @@ async def test_replicas_that_run_and_those_that_stop_are_asked_with_the_fence() 
     listing.stopping = lambda: (B,)  # type: ignore[method-assign]
     reporters = EngineReporters(replicas, FakeMembership("a"), listing, 7)
     assert tuple(reporters.serving()) == (A, B)
-    assert await reporters.report(A, 3, routed=True) == report
+    assert await reporters.report(A, 3) == report
     assert replicas.asked == [("a", "report", 7, 3)]
 
 
@@ -175,18 +179,19 @@ async def test_only_the_first_gathering_waits_for_a_silent_replica() -> None:
     world.gatherer.close()
 
 
-async def test_a_silent_replica_is_probed_past_the_router_until_it_reports_again() -> None:
+async def test_a_silent_replica_is_probed_until_it_reports_again() -> None:
     b = make_report("b")
     world = Gatherings(a=make_report("a"), b=DEAD)
     await world.gather()
     await asyncio.sleep(2.5 * PROBE_S)
-    probes = [(replica, routed) for replica, routed, _ in world.engines.asked[2:]]
-    assert probes == [("b", False)] * 2
+    assert [replica for replica, _ in world.engines.asked[2:]] == ["b"] * 2
     world.engines.answers[B] = b
     await asyncio.sleep(PROBE_S)
     assert world.roster.load(B) == b.load
     assert await world.gather() == {"a": make_report("a").load, "b": b.load}
-    assert [routed for replica, routed, _ in world.engines.asked if replica == "b"][-1]
+    asked = [replica for replica, _ in world.engines.asked]
+    await asyncio.sleep(5 * PROBE_S)
+    assert [replica for replica, _ in world.engines.asked] == asked, "its probe has ended"
 
 
 async def test_a_replica_whose_engine_fails_gets_no_more_requests() -> None:
@@ -315,7 +320,10 @@ class Town:
     def serving(self) -> Iterable[ReplicaId]:
         return (A, B)
 
-    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+    async def report(self, replica: ReplicaId, version: int | None) -> ReplicaReport:
         await asyncio.sleep(next(self.delays))
         if replica == B and self.silent[0] <= now() < self.silent[1]:
             await asyncio.Event().wait()
