@@ -30,10 +30,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.admin import Admin
-from benchmarks.beside import Effect, disturb
-from benchmarks.load import spread
-from benchmarks.moved import MoveMode, MoveSample, move_one
+from benchmarks.instruments.admin import Admin
+from benchmarks.instruments.beside import Effect, disturb
+from benchmarks.instruments.load import spread
+from benchmarks.instruments.moved import MoveMode, MoveSample, move_one
 from benchmarks.servers import Rig, add_rig_options, mell
 from tests.integration import faults
 from tests.integration.faults import Fault

@@ -27,10 +27,10 @@ from pathlib import Path
 import ray
 from tqdm import tqdm
 
-from benchmarks.admin import Admin
-from benchmarks.beside import Effect, disturb, print_effects
-from benchmarks.load import spread
-from benchmarks.moved import MODES, MoveSample, move_one
+from benchmarks.instruments.admin import Admin
+from benchmarks.instruments.beside import Effect, disturb, print_effects
+from benchmarks.instruments.load import spread
+from benchmarks.instruments.moved import MODES, MoveSample, move_one
 from benchmarks.servers import ROOT, Rig, add_rig_options, mell, transports_of
 from benchmarks.transfer.pair import PIPELINE, EndPair
 from migration.protocol.sizing import MIB

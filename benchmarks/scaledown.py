@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.client.api import ApiClient
-from benchmarks.admin import Admin
 from benchmarks.chaos.offers import undisturbed
-from benchmarks.load import random_prompt
+from benchmarks.instruments.admin import Admin
+from benchmarks.instruments.load import random_prompt
 from benchmarks.servers import PACED, Rig, add_rig_options, mell
 from deployments.engine.port import Engine
 from deployments.engine.tokens import expected

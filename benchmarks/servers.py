@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, get_args
 import yaml
 
 from app.settings import CPU_ENGINE, CPU_ENV
-from benchmarks.models import MODELS, ModelShape
+from benchmarks.instruments.models import MODELS, ModelShape
 from deployments.processes.keeper import keep
 
 MODEL = "mell-tiny"
@@ -50,7 +50,7 @@ PACED: dict[str, Any] = {
 """The settings of paced engines."""
 
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
-CONTROL = "benchmarks.control"
+CONTROL = "benchmarks.instruments.control"
 """The modules of vLLM's own server, and of the same server over an engine core that it has not started."""
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,7 @@
                                  [--json FILE]
 
     vllm      vLLM's own server
-    control   the same over an engine core that it has not started (`benchmarks.control`), as in Mell's ingress
+    control   the same over an engine core that it has not started (`instruments.control`), as in Mell's ingress
     mell      Mell
     rust      Mell with vLLM's Rust frontend, in a run without `mell`: one cluster of Ray at a time
 
@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-from benchmarks.load import Load, offer
+from benchmarks.instruments.load import Load, offer
 from benchmarks.servers import CONTROL, MODEL, VLLM_SERVER, Rig, add_rig_options, bare_vllm, control, mell
 
 PROMPT, OUTPUT = 64, 128

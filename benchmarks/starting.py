@@ -25,9 +25,9 @@ from typing import Any
 import psutil
 
 from app.client.api import ApiClient
-from benchmarks.admin import Admin, OpenedStream
 from benchmarks.chaos.processes import Processes, memory_mb
-from benchmarks.load import spread
+from benchmarks.instruments.admin import Admin, OpenedStream
+from benchmarks.instruments.load import spread
 from benchmarks.servers import mell
 from deployments.processes.table import identity_of
 

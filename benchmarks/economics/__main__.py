@@ -39,7 +39,7 @@ from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun, missing
 from benchmarks.economics.predict import calibration, costs_of, foretell, is_predictable, predict, predictable
 from benchmarks.economics.report import RunFigures, compare, judge, render
-from benchmarks.runs import append_runs, read_runs
+from benchmarks.instruments.runs import append_runs, read_runs
 from deployments.config import ServiceLevelSettings
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130

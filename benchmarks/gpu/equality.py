@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.client.errors import ClientError
-from benchmarks.admin import Admin
 from benchmarks.chaos.answers import StreamedAnswer
 from benchmarks.chaos.offers import Offer, draw_prompt
 from benchmarks.chaos.server import connect, read_answer
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import EqualityRow
+from benchmarks.instruments.admin import Admin
 from benchmarks.servers import MODEL
 
 POLL_S = 0.002

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from app.client.errors import ClientError
-from benchmarks.admin import Admin
-from benchmarks.beside import Effect, disturb
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import MovesRow, NeighbourRow, Spread
-from benchmarks.load import percentile
-from benchmarks.moved import MODES, MoveMode, MoveSample, move_one
+from benchmarks.instruments.admin import Admin
+from benchmarks.instruments.beside import Effect, disturb
+from benchmarks.instruments.load import percentile
+from benchmarks.instruments.moved import MODES, MoveMode, MoveSample, move_one
 from migration.protocol.sizing import MIB
 
 FAILED = (RuntimeError, TimeoutError, ClientError)

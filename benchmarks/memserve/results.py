@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from benchmarks.instruments.runs import simulate_all
 from benchmarks.memserve.case import PaperCase
-from benchmarks.runs import simulate_all
 
 
 @dataclass(frozen=True, slots=True)

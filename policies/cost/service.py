@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
 
+from policies.cost.lines import Line
 from policies.cost.steps import PrefillChunk, StepCosts
 
 TAIL = 0.01
@@ -47,6 +48,20 @@ class ReplicaSpeed:
     def prefill_s(self, tokens: int, cached: int = 0, batch: int = 0, context: float = 0.0) -> float:
         """F(p, c), on an idle replica or beside a decoding batch."""
         return self.costs.prefill_s(tokens, cached, self.chunk_tokens, batch, context)
+
+    def first_token_s(
+        self, load: Line, prompt: int, hbm: int, dram: int = 0, batch: int = 0, context: float = 0.0
+    ) -> float:
+        """Seconds from the beginning of a prompt's prefill to its first token, if a part of its KV is in a cache.
+
+        Of the prompt's n tokens, the replica has m in its HBM and the d after them in its DRAM, from which `load` takes
+        L(d) seconds. The time is the lower one of F(n - m, m) and L(d) + F(n - m - d, m + d).
+        """
+        computed_s = self.prefill_s(prompt - hbm, hbm, batch, context)
+        if not dram:
+            return computed_s
+        loaded_s = load.seconds(dram) + self.prefill_s(prompt - hbm - dram, hbm + dram, batch, context)
+        return min(computed_s, loaded_s)
 
     def added_s(self, tokens: int, cached: int, batch: int, context: float) -> float:
         """Seconds by which a prefill beside a decoding batch lengthens the batch's steps, in total."""

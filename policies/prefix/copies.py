@@ -1,10 +1,10 @@
 """Copies of cached prefixes between replicas: why they are ordered, and when they pay.
 
-A prompt of n tokens, of which its replica has m, is computed there in F(n - m, m) seconds (`cost.first_token`). If
-another replica, the donor, has the first h > m tokens, the replica can copy what it lacks before it computes the rest:
-this takes X(h - m) + F(n - h, h), where X is the line of the link between the two, and L(d) more if the donor has the
-last d of them only in DRAM: it loads these first. A copy has to save a share of the time, `SAVES`: all terms are
-predictions, and a copy occupies a link that migrations need, and two replicas.
+A prompt of n tokens, of which its replica has m, is computed there in F(n - m, m) seconds. If another replica, the
+donor, has the first h > m tokens, the replica can copy what it lacks before it computes the rest: this takes X(h - m) +
+F(n - h, h), where X is the line of the link between the two, and L(d) more if the donor has the last d of them only in
+DRAM: it loads these first. A copy has to save a share of the time, `SAVES`: all terms are predictions, and a copy
+occupies a link that migrations need, and two replicas.
 """
 
 from collections.abc import Callable, Iterable, Mapping

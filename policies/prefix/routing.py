@@ -1,7 +1,7 @@
 """Routing by content: the replicas on which a prompt's first token comes soonest, among which the policy chooses.
 
     tree          the score of a replica is the time to the prompt's first token there: the prefills that wait, and the
-                  prefill of the tokens whose KV it lacks (`policies.cost.first_token`), which also has a price. The
+                  prefill of the tokens whose KV it lacks (`ReplicaSpeed.first_token_s`), which also has a price. The
                   policy chooses among the replicas near the best score
     session       the replica of the session's newest request, while it has room
     least_load    the policy alone
@@ -22,7 +22,6 @@ from typing import NamedTuple
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
-from policies.cost.first_token import first_token_s
 from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
@@ -223,7 +222,7 @@ class Router:
     ) -> ReplicaScore:
         hbm, dram = Tokens(here.hbm * self.block_tokens), Tokens(here.dram * self.block_tokens)
         batch, context, wait_s = len(replica.requests), replica.load, self.queues.wait_s(replica.id, now)
-        own_s = first_token_s(self.speed, self.load, prompt, hbm, dram, batch, context)
+        own_s = self.speed.first_token_s(self.load, prompt, hbm, dram, batch, context)
         if donors and self.link is not None and donors[0].tokens > hbm:
 
             def rest_s(tokens: Tokens) -> float:

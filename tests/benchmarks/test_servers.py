@@ -8,7 +8,7 @@ import yaml
 
 from app.settings import CPU_ENV, Settings
 from benchmarks import servers
-from benchmarks.models import MODELS
+from benchmarks.instruments.models import MODELS
 from benchmarks.servers import ENGINE, Rig, add_rig_options, transports_of
 from benchmarks.transfer.ports import BLOCK_BYTES, BLOCK_SIZE
 
@@ -16,7 +16,7 @@ from benchmarks.transfer.ports import BLOCK_BYTES, BLOCK_SIZE
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of every model, which is not generated."""
-    monkeypatch.setattr("benchmarks.models.tinymodel.ensure_generated", lambda name, make: tmp_path / name)
+    monkeypatch.setattr("benchmarks.instruments.models.tinymodel.ensure_generated", lambda name, make: tmp_path / name)
     return tmp_path
 
 

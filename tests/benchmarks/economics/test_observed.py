@@ -10,7 +10,7 @@ from app.replay.trace import TraceRequest
 from app.simulator.errors import BadInput
 from benchmarks.economics.case import Conditions
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest, missing, observe
-from benchmarks.runs import append_runs, read_runs
+from benchmarks.instruments.runs import append_runs, read_runs
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 

@@ -66,7 +66,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return row
 
     monkeypatch.setattr(command, "play", play)
-    monkeypatch.setattr("benchmarks.models.tinymodel.ensure_generated", lambda name, make: Path(name))
+    monkeypatch.setattr("benchmarks.instruments.models.tinymodel.ensure_generated", lambda name, make: Path(name))
     return names
 
 

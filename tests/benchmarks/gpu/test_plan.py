@@ -9,14 +9,14 @@ from app.settings import Settings
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
 from benchmarks.gpu.plan import PART_S, TOTAL_S, RunPart, ServerSet, full_plan, next_parts, short_plan
 from benchmarks.gpu.serving import MeasureServing
-from benchmarks.moved import STOP_AND_COPY
+from benchmarks.instruments.moved import STOP_AND_COPY
 from benchmarks.servers import Rig
 
 
 @pytest.fixture(autouse=True)
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Models are not generated."""
-    monkeypatch.setattr("benchmarks.models.tinymodel.ensure_generated", lambda name, make: tmp_path / name)
+    monkeypatch.setattr("benchmarks.instruments.models.tinymodel.ensure_generated", lambda name, make: tmp_path / name)
 
 
 GPU, GPUS, CPU = Rig.on_gpus(1), Rig.on_gpus(2), Rig()

@@ -21,7 +21,7 @@ from benchmarks.gpu.equality import TimedAnswer, count_equal, draw_offers, is_wh
 from benchmarks.gpu.faults import Strike
 from benchmarks.gpu.moving import MovedCell
 from benchmarks.gpu.record import FaultRow, MemoryRow, NcclRow, RunRecord, Spread, StageRow, SuiteRow
-from benchmarks.moved import MoveSample
+from benchmarks.instruments.moved import MoveSample
 from benchmarks.servers import ROOT, Rig
 from tests.benchmarks.gpu.rows import ORIGIN
 from tests.migration import fake_cupy

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from app.simulator.errors import BadInput
+from benchmarks.instruments.runs import append_runs, read_runs
 from benchmarks.routing import predict as predicting
 from benchmarks.routing.case import PACE, RATES, RoutedRequest, System, session_requests, with_answers
 from benchmarks.routing.live import RoutedAnswer, RoutingRun, cached_tokens, send
 from benchmarks.routing.report import compare, figures, render
-from benchmarks.runs import append_runs, read_runs
 from deployments.engine.tokens import expected
 from tests.virtual_time import virtual_loop
 

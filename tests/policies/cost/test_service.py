@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit, unreachable
 from policies.cost.steps import StepCosts, proportional
 
@@ -72,3 +73,30 @@ def test_a_level_that_no_replica_meets_alone_comes_with_the_arithmetic() -> None
         "itl_p99_ms is 20, and a step with one request of 500 tokens takes 26 ms",
     )
     assert unreachable(ServiceLevel(0.61, 0.027), SPEED, 500) == unreachable(ServiceLevel(), SPEED, 500) == ()
+
+
+# --- first tokens with a part of the prompt in a cache ------------------------------------------------
+
+CACHING = ReplicaSpeed(StepCosts(proportional(0.001), 0.02, 1e-4, 1e-6, 1e-7), chunk_tokens=512)
+LOAD = Line.of(100_000, latency_s=0.005)
+tokens = st.integers(0, 5000)
+
+
+def test_only_missing_tokens_are_computed() -> None:
+    assert CACHING.first_token_s(LOAD, 1000, 0) == CACHING.prefill_s(1000)
+    assert CACHING.first_token_s(LOAD, 1000, 900) == CACHING.prefill_s(100, 900) == pytest.approx(0.12, abs=0.02)
+
+
+def test_tokens_are_loaded_from_the_host_if_that_is_faster() -> None:
+    assert CACHING.first_token_s(LOAD, 1000, 0, 900) == LOAD.seconds(900) + CACHING.prefill_s(100, 900)
+    slow = Line.of(100)
+    assert CACHING.first_token_s(slow, 1000, 0, 900) == CACHING.prefill_s(1000)
+
+
+@given(tokens, tokens, tokens, st.integers(0, 50), tokens)
+def test_more_in_a_cache_is_never_slower(missing: int, hbm: int, dram: int, batch: int, context: int) -> None:
+    prompt = missing + 1 + hbm + dram
+    alone_s = CACHING.first_token_s(LOAD, prompt, hbm, dram)
+    beside_s = CACHING.first_token_s(LOAD, prompt, hbm, dram, batch, context)
+    assert 0 < alone_s <= beside_s <= CACHING.first_token_s(LOAD, prompt, hbm, 0, batch, context)
+    assert beside_s <= CACHING.first_token_s(LOAD, prompt, 0, 0, batch, context) + 1e-9

@@ -1,6 +1,6 @@
 """Hit rates of conversations before and after the scale-down of the replica that has most of them.
 
-    python -m benchmarks.warm_scaledown [--blocks 2048 640] [--systems auto off none] [--seed 1] [--json FILE]
+    python -m benchmarks.caching.warm_scaledown [--blocks 2048 640] [--systems auto off none] [--seed 1] [--json FILE]
 
 Conversations run through four paced engines (`deployments.engine.paced`), each with that many blocks. After 90 s the
 replica with the most cached blocks is drained, so that its requests move away and it stops. A system is a value of
@@ -24,7 +24,7 @@ from typing import Any
 
 from app.client.api import ApiClient
 from app.simulator.workload.sessions import SessionShape, Texts, sessions
-from benchmarks.load import percentile, stream
+from benchmarks.instruments.load import percentile, stream
 from benchmarks.routing.case import RoutedRequest
 from benchmarks.routing.live import cached_tokens, send
 from benchmarks.servers import MODEL, mell

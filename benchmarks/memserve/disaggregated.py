@@ -1,6 +1,6 @@
 """`disaggregation.mode` auto beside static and off, simulated: is auto as good as the better of them at every load?
 
-    python -m benchmarks.disaggregated [--seeds 3] [--traces DIR] [--page]
+    python -m benchmarks.memserve.disaggregated [--seeds 3] [--traces DIR] [--page]
 
 Every workload is played at several loads with equal requests: without replicas for prefills (off), with 1 and with 2 of
 4, and with as many as the decision wants (auto). The table has the job completion times, and auto's beside the best of
@@ -24,9 +24,9 @@ from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, draw,
 from app.simulator.world.setup import Setup
 from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.words import table
+from benchmarks.instruments.runs import simulate_all
 from benchmarks.memserve.case import BLOCK, CAPACITY, POLICY, TURNS, costs
 from benchmarks.memserve.results import PaperFigures, figures_of
-from benchmarks.runs import simulate_all
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 WINDOW = Window(60.0, 300.0)
@@ -164,7 +164,7 @@ def _cell(figures: Sequence[PaperFigures]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Simulate, print, and renew the page if asked to."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.disaggregated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memserve.disaggregated", description=__doc__)
     add = parser.add_argument
     add("--seeds", type=int, default=3, metavar="N", help="runs of each case (default: %(default)s)")
     add("--traces", type=Path, metavar="DIR", help="folder with traces: NAME.csv.gz")

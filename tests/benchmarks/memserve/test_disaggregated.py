@@ -3,9 +3,9 @@
 import pytest
 
 from app.simulator.outcome.metrics import Window
-from benchmarks import disaggregated
-from benchmarks.disaggregated import AUTO, MODES, PAGE, ModeCase, ModeComparison, cases, compared, tables
 from benchmarks.evaluation.page import fill
+from benchmarks.memserve import disaggregated
+from benchmarks.memserve.disaggregated import AUTO, MODES, PAGE, ModeCase, ModeComparison, cases, compared, tables
 from benchmarks.memserve.results import PaperFigures
 
 

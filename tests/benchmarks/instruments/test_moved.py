@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.load import TimedStream
-from benchmarks.moved import handed_over
+from benchmarks.instruments.load import TimedStream
+from benchmarks.instruments.moved import handed_over
 
 
 def make_stream(*gaps: float) -> TimedStream:

@@ -1,6 +1,6 @@
 """First and second tokens where prefill and decoding are on different replicas, beside replicas that do both.
 
-    python -m benchmarks.handover [--contexts 512 1024 2048 3500] [--repeat 8] [--chunk 256] [--paced]
+    python -m benchmarks.memserve.handover [--contexts 512 1024 2048 3500] [--repeat 8] [--chunk 256] [--paced]
                                   [--device cuda] [--json FILE]
 
 Streams come one after the other, with nothing else running, to two replicas: first with `disaggregation.mode: static`,
@@ -26,8 +26,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.admin import Admin
-from benchmarks.load import TimedStream, random_prompt, spread, stream
+from benchmarks.instruments.admin import Admin
+from benchmarks.instruments.load import TimedStream, random_prompt, spread, stream
 from benchmarks.servers import MODEL, PACED, Rig, add_rig_options, mell, paced
 
 PORT = 8100

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.handover import APART, TOGETHER, HandoverSample, table
+from benchmarks.memserve.handover import APART, TOGETHER, HandoverSample, table
 
 FOLLOWED = {"outcome": "committed", "path": "kv", "waited_s": 0.1}
 

@@ -1,6 +1,6 @@
 """A copied prefix beside the same one computed: the time of a copy between two replicas, and of first tokens.
 
-    python -m benchmarks.prefix_copies [--prompts 512 2048 3500] [--repeat 8] [--json FILE]
+    python -m benchmarks.caching.prefix_copies [--prompts 512 2048 3500] [--repeat 8] [--json FILE]
 
 For each sample, a fresh prompt is answered by one replica, which computes it. Its blocks are copied to the other one
 (`POST /mell/cache/copy`), deleted where they were, and the prompt is answered again, by the replica that got the copy.
@@ -24,7 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from app.client.api import ApiClient
-from benchmarks.load import random_prompt, spread
+from benchmarks.instruments.load import random_prompt, spread
 from benchmarks.servers import MODEL, Rig, add_rig_options, mell
 
 PORT = 8100

@@ -1,8 +1,8 @@
 """The number of replicas if requests that share blocks count them once, against sizes in full.
 
-    python -m benchmarks.packing                       simulated GPUs
-    python -m benchmarks.packing --live FILE           paced replicas under Ray Serve; runs are appended to FILE
-    python -m benchmarks.packing --report FILE         the table of these runs
+    python -m benchmarks.memserve.packing                    simulated GPUs
+    python -m benchmarks.memserve.packing --live FILE        paced replicas under Ray Serve; runs are appended to FILE
+    python -m benchmarks.memserve.packing --report FILE      the table of these runs
 
 Every run is made twice, with `scheduler.sizes: blind` and `marginal`, by the policy `pack` and with moves within the
 live limits. What is kept free differs:
@@ -32,10 +32,10 @@ from app.simulator.outcome.metrics import Window
 from app.simulator.workload.sessions import SHAPES, sessions
 from app.simulator.workload.workload import Poisson, Recipe, draw
 from app.simulator.world.setup import Setup
-from benchmarks.load import percentile
+from benchmarks.instruments.load import percentile
+from benchmarks.instruments.runs import append_runs, read_runs, simulate_all
 from benchmarks.routing.case import RoutedRequest, with_answers
 from benchmarks.routing.live import PORT, RoutedAnswer, ask_mell, send
-from benchmarks.runs import append_runs, read_runs, simulate_all
 from benchmarks.servers import mell
 from deployments.engine.pace import Pace
 from policies.decision.limits import Limits, Sizes, Terms
@@ -237,7 +237,9 @@ def show_live(runs: Iterable[PackingRun]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.packing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.memserve.packing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--workloads", nargs="+", choices=list(RATES), default=list(RATES), help="of simulations (default: all)")

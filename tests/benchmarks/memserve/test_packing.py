@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from app.simulator.outcome.metrics import Window
-from benchmarks import packing
-from benchmarks.packing import ENDS_S, WARMUP_S, PackingLook, PackingRun, live_requests, show_live, simulated
+from benchmarks.memserve import packing
+from benchmarks.memserve.packing import ENDS_S, WARMUP_S, PackingLook, PackingRun, live_requests, show_live, simulated
 from benchmarks.routing.live import RoutedAnswer
 from policies.decision.limits import Sizes
 

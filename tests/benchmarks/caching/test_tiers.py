@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.tiers import draw, is_from
+from benchmarks.caching.tiers import draw, is_from
 from migration.protocol.core_messages import Prefilled
 
 

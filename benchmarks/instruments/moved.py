@@ -4,8 +4,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.admin import Admin, OpenedStream
-from benchmarks.load import TimedStream
+from benchmarks.instruments.admin import Admin, OpenedStream
+from benchmarks.instruments.load import TimedStream
 
 CHUNKS_BEFORE = 20
 IN_TRANSIT_S = 0.05

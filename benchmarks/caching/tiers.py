@@ -1,6 +1,6 @@
 """The time to the first token of a prompt that is cached: in an engine's own memory, and in its tier of host memory.
 
-    python -m benchmarks.tiers [--tokens 1000] [--repeat 20] [--json FILE]
+    python -m benchmarks.caching.tiers [--tokens 1000] [--repeat 20] [--json FILE]
 
 One engine of vLLM's CPU build with Mell's tiny model, in this process and without Ray. Each prompt is sent three times:
 unknown, right again, and once other prompts have taken its blocks. Figures are medians; the exit status is 1 if an

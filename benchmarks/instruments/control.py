@@ -1,6 +1,6 @@
 """The control of `benchmarks.serving`: vLLM's own server over an engine core that it has not started.
 
-    python -m benchmarks.control [OPTIONS OF vllm serve]
+    python -m benchmarks.instruments.control [OPTIONS OF vllm serve]
 
 Mell's ingress connects vLLM's application to an engine by the same parameter (`client_addresses`), so the difference
 between the two is Mell alone: neither Ray nor any part of Mell runs here.

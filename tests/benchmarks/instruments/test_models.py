@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.models import MODELS, ModelShape
+from benchmarks.instruments.models import MODELS, ModelShape
 
 
 @pytest.fixture(params=["small", "8b"])
