@@ -94,8 +94,8 @@ def draw_turn(
 class HandoverRound:
     """The result of a round, as counts; `bad` are wrong answers and leaks.
 
-    `tokens` are those of prompts: all, and those that their replica had. `handovers` and `moves` are counted by path
-    and outcome.
+    `tokens` are those of prompts: all, and those that their replica had. `handovers` and `moves` are counted by path,
+    outcome and cause.
     """
 
     number: int
@@ -141,7 +141,8 @@ class HandoverSoak:
         for record in await self._client.migrations():
             if record["label"].startswith(f"handover-{self._seed}-{number}-"):
                 counts = done.handovers if record["trigger"] == Reason.DISAGGREGATE else done.moves
-                counts[f"{record['path']} {record['outcome']}"] += 1
+                cause = f" {record['cause']}" if record["cause"] else ""
+                counts[f"{record['path']} {record['outcome']}{cause}"] += 1
         return done
 
     async def _converse(self, number: int, place: int, done: HandoverRound) -> None:

@@ -43,7 +43,7 @@ class Replying:
         return httpx.Response(200, json={"migrations": self.records})
 
     def _note(self, label: str, trigger: str) -> None:
-        self.records.append({"label": label, "trigger": trigger, "path": "kv", "outcome": "committed"})
+        self.records.append({"label": label, "trigger": trigger, "path": "kv", "outcome": "committed", "cause": None})
 
     def _complete(self, body: dict[str, Any], label: str) -> httpx.Response:
         tokens = [(sum(body["prompt"]) + i) % 500 for i in range(body["max_tokens"])]
