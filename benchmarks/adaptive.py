@@ -32,8 +32,8 @@ from tqdm import tqdm
 
 from benchmarks.instruments.admin import Admin
 from benchmarks.instruments.beside import Effect, disturb
-from benchmarks.instruments.load import spread
 from benchmarks.instruments.moved import MoveMode, MoveSample, move_one
+from benchmarks.load import spread
 from benchmarks.servers import Rig, add_rig_options, mell
 from tests.integration import faults
 from tests.integration.faults import Fault

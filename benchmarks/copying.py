@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from benchmarks.instruments.admin import Admin
 from benchmarks.instruments.beside import Effect, disturb, print_effects
-from benchmarks.instruments.load import spread
 from benchmarks.instruments.moved import MODES, MoveSample, move_one
+from benchmarks.load import spread
 from benchmarks.servers import ROOT, Rig, add_rig_options, mell, transports_of
 from benchmarks.transfer.pair import PIPELINE, EndPair
 from migration.protocol.sizing import MIB

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.instruments.load import percentile
+from benchmarks.load import percentile
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import decide_pool
 from policies.decision.limits import Limits, Terms, as_given

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, LoadChanges, SyntheticLoad
-from benchmarks.instruments.load import percentile
+from benchmarks.load import percentile
 from policies.model import RequestId
 
 

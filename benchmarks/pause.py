@@ -33,8 +33,8 @@ from tqdm import tqdm
 
 from benchmarks.instruments.admin import Admin
 from benchmarks.instruments.beside import Effect, disturb, print_effects
-from benchmarks.instruments.load import spread
 from benchmarks.instruments.moved import MODES, STOP_AND_COPY, MoveMode, MoveSample, move_one
+from benchmarks.load import spread
 from benchmarks.servers import Rig, add_rig_options, mell, transports_of
 from migration.protocol.sizing import MIB
 

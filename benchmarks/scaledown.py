@@ -20,7 +20,7 @@ from typing import Any
 from app.client.api import ApiClient
 from benchmarks.chaos.offers import undisturbed
 from benchmarks.instruments.admin import Admin
-from benchmarks.instruments.load import random_prompt
+from benchmarks.load import random_prompt
 from benchmarks.servers import PACED, Rig, add_rig_options, mell
 from deployments.engine.port import Engine
 from deployments.engine.tokens import expected

@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-from benchmarks.instruments.load import Load, offer
+from benchmarks.load import Load, offer
 from benchmarks.servers import CONTROL, MODEL, VLLM_SERVER, Rig, add_rig_options, bare_vllm, control, mell
 
 PROMPT, OUTPUT = 64, 128

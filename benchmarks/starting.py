@@ -27,7 +27,7 @@ import psutil
 from app.client.api import ApiClient
 from benchmarks.chaos.processes import Processes, memory_mb
 from benchmarks.instruments.admin import Admin, OpenedStream
-from benchmarks.instruments.load import spread
+from benchmarks.load import spread
 from benchmarks.servers import mell
 from deployments.processes.table import identity_of
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 from tqdm import tqdm
 
-from benchmarks.instruments.load import Load, offer
+from benchmarks.load import Load, offer
 from benchmarks.servers import MODEL, mell
 
 PORT = 8100

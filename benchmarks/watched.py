@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.instruments.load import Load, offer
+from benchmarks.load import Load, offer
 from benchmarks.servers import MODEL, mell
 from benchmarks.serving import OUTPUT, PROMPT, print_pairs, write_pairs
 

@@ -24,7 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from app.client.api import ApiClient
-from benchmarks.instruments.load import random_prompt, spread
+from benchmarks.load import random_prompt, spread
 from benchmarks.servers import MODEL, Rig, add_rig_options, mell
 
 PORT = 8100

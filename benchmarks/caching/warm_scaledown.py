@@ -24,7 +24,7 @@ from typing import Any
 
 from app.client.api import ApiClient
 from app.simulator.workload.sessions import SessionShape, Texts, sessions
-from benchmarks.instruments.load import percentile, stream
+from benchmarks.load import percentile, stream
 from benchmarks.routing.case import RoutedRequest
 from benchmarks.routing.live import cached_tokens, send
 from benchmarks.servers import MODEL, mell

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from benchmarks.economics.case import LiveCase
 from benchmarks.economics.figures import ROWS, Figures, Row
-from benchmarks.instruments.load import spread
+from benchmarks.load import spread
 
 TITLE, CELL = 30, 26
 """Widths of columns."""

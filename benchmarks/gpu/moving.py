@@ -9,8 +9,8 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import MovesRow, NeighbourRow, Spread
 from benchmarks.instruments.admin import Admin
 from benchmarks.instruments.beside import Effect, disturb
-from benchmarks.instruments.load import percentile
 from benchmarks.instruments.moved import MODES, MoveMode, MoveSample, move_one
+from benchmarks.load import percentile
 from migration.protocol.sizing import MIB
 
 FAILED = (RuntimeError, TimeoutError, ClientError)

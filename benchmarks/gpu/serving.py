@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import ServingRow, Spread
-from benchmarks.instruments.load import Load
+from benchmarks.load import Load
 from benchmarks.serving import FIGURES, measure_pair, warm_up
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.instruments.load import spread
+from benchmarks.load import spread
 from benchmarks.transfer.gpu_ends import CacheShape, NcclReplica, WorkerProcess
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER

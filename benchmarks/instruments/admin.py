@@ -5,7 +5,7 @@ import time
 from typing import Any, Self
 
 from app.client.api import ApiClient
-from benchmarks.instruments.load import TimedStream, random_prompt, stream
+from benchmarks.load import TimedStream, random_prompt, stream
 from benchmarks.servers import MODEL
 
 WAIT_S = 30.0

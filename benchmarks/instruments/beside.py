@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.instruments.admin import Admin, OpenedStream
-from benchmarks.instruments.load import TimedStream, percentile
 from benchmarks.instruments.moved import MoveMode, MoveSample, move_one
+from benchmarks.load import TimedStream, percentile
 
 PROMPT, OUTPUT = 32, 4000
 """Tokens of a background stream, long enough to outlast its round."""

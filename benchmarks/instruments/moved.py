@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.instruments.admin import Admin, OpenedStream
-from benchmarks.instruments.load import TimedStream
+from benchmarks.load import TimedStream
 
 CHUNKS_BEFORE = 20
 IN_TRANSIT_S = 0.05

@@ -27,7 +27,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.instruments.admin import Admin
-from benchmarks.instruments.load import TimedStream, random_prompt, spread, stream
+from benchmarks.load import TimedStream, random_prompt, spread, stream
 from benchmarks.servers import MODEL, PACED, Rig, add_rig_options, mell, paced
 
 PORT = 8100

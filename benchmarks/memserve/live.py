@@ -21,8 +21,8 @@ from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
 from benchmarks.economics.predict import TAIL_S
 from benchmarks.evaluation.words import table
-from benchmarks.instruments.load import percentile
 from benchmarks.instruments.runs import append_runs, read_runs
+from benchmarks.load import percentile
 from benchmarks.routing.case import BEGIN_S, PACE, POLICY, RoutedRequest, session_requests, with_answers
 from benchmarks.routing.live import PORT, SETTLE_S, ask_mell, send
 from benchmarks.routing.predict import paced_costs

@@ -32,8 +32,8 @@ from app.simulator.outcome.metrics import Window
 from app.simulator.workload.sessions import SHAPES, sessions
 from app.simulator.workload.workload import Poisson, Recipe, draw
 from app.simulator.world.setup import Setup
-from benchmarks.instruments.load import percentile
 from benchmarks.instruments.runs import append_runs, read_runs, simulate_all
+from benchmarks.load import percentile
 from benchmarks.routing.case import RoutedRequest, with_answers
 from benchmarks.routing.live import PORT, RoutedAnswer, ask_mell, send
 from benchmarks.servers import mell

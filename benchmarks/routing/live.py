@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from benchmarks.instruments.load import stream
+from benchmarks.load import stream
 from benchmarks.routing.case import (
     PACE,
     POLICY,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.instruments.load import percentile
+from benchmarks.load import percentile
 from policies.cluster.changes import Arrival
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.instruments.load import percentile, spread
+from benchmarks.load import percentile, spread
 from benchmarks.routing.case import System
 from benchmarks.routing.live import RoutingRun
 

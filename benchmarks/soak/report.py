@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.instruments.load import percentile
+from benchmarks.load import percentile
 
 Line = dict[str, Any]
 

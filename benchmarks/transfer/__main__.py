@@ -30,7 +30,7 @@ from pathlib import Path
 
 import ray
 
-from benchmarks.instruments.load import spread
+from benchmarks.load import spread
 from benchmarks.servers import ENV, ROOT, transports_of
 from benchmarks.transfer.pair import PIPELINE, EndPair, StageTiming
 from migration.protocol.sizing import MIB

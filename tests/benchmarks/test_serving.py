@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from benchmarks.instruments.load import Load
+from benchmarks.load import Load
 from benchmarks.servers import VLLM_SERVER
 from benchmarks.serving import RunningServer, _row, served
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.instruments.load import TimedStream
 from benchmarks.instruments.moved import handed_over
+from benchmarks.load import TimedStream
 
 
 def make_stream(*gaps: float) -> TimedStream:
