@@ -28,7 +28,7 @@ from benchmarks.instruments.runs import simulate_all
 from benchmarks.memserve.case import BLOCK, CAPACITY, POLICY, TURNS, costs
 from benchmarks.memserve.results import PaperFigures, figures_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 WINDOW = Window(60.0, 300.0)
 REPLICAS = 4
 PART_S = 300.0
