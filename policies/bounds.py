@@ -14,8 +14,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
 from itertools import accumulate
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from policies.cluster.cluster import Cluster
 from policies.prefix.sharing import ActivePrompt, ActivePrompts
 
 
@@ -73,6 +74,29 @@ def least_bins(sized: Collection[Sized], capacity: int, prompts: ActivePrompts |
         if common < capacity
     )
     return max(martello_toth_l2(own, capacity), *begun)
+
+
+class _HeldRequest(NamedTuple):
+    """Implements `Sized` for a request that has KV blocks."""
+
+    tokens: int
+    prompt: ActivePrompt | None
+
+
+def least_replicas(cluster: Cluster) -> int | None:
+    """The fewest replicas that could hold the KV caches of a cluster's requests; None where these share no blocks.
+
+    The replicas have the largest capacity of the cluster's. A request that exceeds it counts as a whole replica.
+    """
+    if cluster.prompts is None:
+        return None
+    capacity = max((replica.capacity for replica in cluster.replicas.values()), default=0)
+    held = [
+        _HeldRequest(request.tokens, request.prompt) if request.tokens <= capacity else _HeldRequest(capacity, None)
+        for request in cluster.requests.values()
+        if request.replica is not None and request.tokens > 0
+    ]
+    return least_bins(held, capacity, cluster.prompts) if held and capacity else 0
 
 
 def _common_beginnings(sized: Iterable[Sized], prompts: ActivePrompts) -> Iterator[tuple[int, int]]:

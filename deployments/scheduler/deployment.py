@@ -46,6 +46,7 @@ from migration.protocol.ports import Clock
 from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
+from policies.bounds import least_replicas
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts, ReachedTimes
 from policies.decision.deciding import SchedulerMemory, match_prompt, placing_order, preview
@@ -290,6 +291,8 @@ class LiveScheduler:
         }
         if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
             state["service"] = service.to_json()
+        if (least := least_replicas(memory.cluster)) is not None:
+            state["least_replicas"] = least
         if memory.scaled is not None:
             state["scaling"] = scaling_report(memory.cluster, memory.scaled).to_json()
         if (prefills := prefill_report(memory)) is not None:

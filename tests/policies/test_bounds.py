@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.bounds import best_fit_decreasing, least_bins, martello_toth_l2
-from policies.model import Tokens
+from policies.bounds import best_fit_decreasing, least_bins, least_replicas, martello_toth_l2
+from policies.cluster.cluster import Cluster
+from policies.model import ReplicaId, RequestId, Tokens
 from policies.prefix.sharing import ActivePrompt, ActivePrompts
 from tests.policies.exhaustive import optimum
 
@@ -181,3 +182,30 @@ def test_without_common_blocks_the_bound_is_the_same(sizes: list[int]) -> None:
     made, prompts = held(*(([100 + number], size) for number, size in enumerate(sizes)))
     whole = [BLOCK + size for size in sizes]
     assert least_bins(made, 48, prompts) == least_bins(made, 48, None) == martello_toth_l2(whole, 48)
+
+
+# --- of a cluster -------------------------------------------------------------------------------------
+
+
+def cluster_of(*requests: tuple[Sequence[int], int], shares: bool = True, capacity: int = 100) -> Cluster:
+    """One large and one small replica; the requests are on the large one but for the last, which waits."""
+    cluster = Cluster(Tokens(capacity))
+    large = cluster.add_replica(ReplicaId("large"), "node", Tokens(capacity))
+    cluster.add_replica(ReplicaId("small"), "node", Tokens(capacity // 2))
+    if shares:
+        cluster.share_blocks(BLOCK, lambda request: ())
+    for number, (path, tokens) in enumerate(requests):
+        at = None if number == len(requests) - 1 else large
+        cluster.add_request(RequestId(f"r{number}"), Tokens(tokens), at, names=path)
+    return cluster
+
+
+def test_the_bound_of_a_cluster_is_that_of_the_requests_on_its_replicas() -> None:
+    waiting = ((), 100)
+    assert least_replicas(cluster_of(waiting)) == 0
+    assert least_replicas(cluster_of(((), 60), ((), 60), waiting)) == 2
+    document = tuple(range(20))
+    assert least_replicas(cluster_of((document, 20 * BLOCK + 5), (document, 20 * BLOCK + 5), waiting)) == 1
+    assert least_replicas(cluster_of(((), 130), ((), 1), waiting)) == 2, "one is larger than any replica"
+    assert least_replicas(cluster_of(((), 60), waiting, shares=False)) is None
+    assert least_replicas(Cluster(Tokens(100))) is None

@@ -115,6 +115,11 @@ class State(Described):
     policy: str = ""
     fence: int = Field(0, description="Rises with every scheduler that starts.")
     wanted_replicas: int = 0
+    least_replicas: int = Field(
+        0,
+        description="The fewest replicas that could hold the KV caches of all requests now, where blocks that requests "
+        "share count once. Only with `scheduler.sizes` `marginal`.",
+    )
     estimates: dict[str, Any] = Field(
         default_factory=dict, description="Estimates of links, replicas and engine steps."
     )

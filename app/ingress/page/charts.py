@@ -2,7 +2,8 @@
 
 `bound` and `worst_fit` concern the KV caches at one moment: the minimum number of replicas that could hold them, and
 the number that worst fit fills, oldest request first, each on the emptiest replica. Worst fit in service usually needs
-more, since it also has to live with fragmentation by earlier requests and with growth.
+more, since it also has to live with fragmentation by earlier requests and with growth. Where requests share
+blocks, only the scheduler knows which, and gives the bound with the state.
 """
 
 from bisect import bisect_left
@@ -46,11 +47,18 @@ def point(
     return [
         round(now, 2),
         len(replicas),
-        martello_toth_l2(sizes, capacity) if sizes else 0,
+        _bound(state, sizes, capacity),
         worst_fit(sizes, capacity),
         round(used / total, 4) if total else None,
         *(_short(value) for value in (*ttft, *itl, _at(pauses, 0.5), _at(pauses, 0.99))),
     ]
+
+
+def _bound(state: Mapping[str, Any], sizes: Sequence[int], capacity: int) -> int:
+    least: int | None = state.get("least_replicas")
+    if least is not None:
+        return least
+    return martello_toth_l2(sizes, capacity) if sizes else 0
 
 
 def _sizes(replicas: Iterable[Mapping[str, Any]], capacity: int) -> list[int]:

@@ -27,7 +27,7 @@ from policies.cost.latencies import ERROR, ServiceTimes
 from policies.cost.lines import Line
 from policies.decision import memory
 from policies.decision.deciding import SchedulerMemory
-from policies.decision.limits import Mode
+from policies.decision.limits import Mode, Sizes
 from policies.decision.observation import ENGINE
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import status_of
@@ -164,11 +164,12 @@ async def make_scheduler(
     mode: Mode = Mode.OFF,
     spec: str = "best_fit",
     routing: Routing = Routing.TREE,
+    sizes: Sizes = Sizes.BLIND,
     **answers: Any,
 ) -> Scheduler:
     """A scheduler after its first epoch. `answers` are what replicas say to the order to move."""
     config = SchedulerConfig.model_construct(
-        policy=spec, mode=mode, routing=routing, epoch_s=0.0, linger_s=0.0, foresight_s=0.0
+        policy=spec, mode=mode, routing=routing, sizes=sizes, epoch_s=0.0, linger_s=0.0, foresight_s=0.0
     )
     scheduler = Scheduler(Fleet(*(reports or (make_report("a"), make_report("b", 5))), **answers), config)
     for _ in range(epochs):
@@ -476,6 +477,12 @@ async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
     assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
     assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
+
+
+@pytest.mark.parametrize(("sizes", "least"), [(Sizes.MARGINAL, 1), (Sizes.BLIND, None)])
+async def test_the_state_has_a_bound_where_requests_share_blocks(sizes: Sizes, least: int | None) -> None:
+    scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)), sizes=sizes)
+    assert (await scheduler.core.state()).get("least_replicas") == least
 
 
 @pytest.mark.parametrize(("itl_ms", "shown"), [(None, None), (50.0, "measuring")])

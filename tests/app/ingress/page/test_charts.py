@@ -39,6 +39,13 @@ def test_a_point_summarizes_the_state() -> None:
     assert quantiles == [0.1, 0.2, None, None, None, None]
 
 
+def test_the_schedulers_bound_counts_if_there_is_one() -> None:
+    cluster = SyntheticCluster(6, 60)
+    state = cluster.state()
+    assert point(state | {"least_replicas": 1}, [], cluster.now, NONE, NONE)[2] == 1
+    assert point(state, [], cluster.now, NONE, NONE)[2] != 1
+
+
 def test_without_replicas_a_point_is_empty() -> None:
     assert point({"replicas": []}, [], 1.0, NONE, NONE) == [1.0, 0, 0, 0, None, *[None] * 6]
 
