@@ -91,7 +91,7 @@ class BlockCopy:
                     if tail is not None:
                         await staged.wait()
                     ready()
-            except* Exception as errors:
+            except ExceptionGroup as errors:  # Python 3.11.3 and earlier wrap errors that an `except*` block raises
                 raise errors.exceptions[0] from None
             self.held = tail
 
@@ -178,7 +178,7 @@ class BlockCopy:
                 await self._gather_all(planned, pushes)
             self._pushed = None
             self.confirmed = planned.outputs_from + len(planned.outputs)
-        except* Exception as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             if self._pushed is not None:
