@@ -76,7 +76,7 @@ def least_bins(sized: Collection[Sized], capacity: int, prompts: ActivePrompts |
     return max(martello_toth_l2(own, capacity), *begun)
 
 
-class _HeldRequest(NamedTuple):
+class HeldRequest(NamedTuple):
     """Implements `Sized` for a request that has KV blocks."""
 
     tokens: int
@@ -92,7 +92,7 @@ def least_replicas(cluster: Cluster) -> int | None:
         return None
     capacity = max((replica.capacity for replica in cluster.replicas.values()), default=0)
     held = [
-        _HeldRequest(request.tokens, request.prompt) if request.tokens <= capacity else _HeldRequest(capacity, None)
+        HeldRequest(request.tokens, request.prompt) if request.tokens <= capacity else HeldRequest(capacity, None)
         for request in cluster.requests.values()
         if request.replica is not None and request.tokens > 0
     ]

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from app.simulator.world.observer import Life, Transfer
-from policies.bounds import Sized, best_fit_decreasing, least_bins
+from policies.bounds import HeldRequest, Sized, best_fit_decreasing, least_bins
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
-from policies.prefix.sharing import ActivePrompt, ActivePrompts
+from policies.prefix.sharing import ActivePrompts
 
 STEP_GRID_S = 1e-4
 """The resolution of recorded step times, in seconds."""
@@ -88,14 +88,6 @@ class EventRecorder:
         self.lives.append(life)
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldRequest:
-    """A request with KV in GPU memory, and its prompt among those of the same epoch."""
-
-    tokens: Tokens
-    prompt: ActivePrompt | None
-
-
 class _Contents:
     """The requests with KV in GPU memory and the blocks that they share, of one epoch."""
 
@@ -119,7 +111,7 @@ class _Contents:
     def _sized(self, request: Request) -> Sized:
         if self.prompts is None:
             return request
-        return _HeldRequest(request.tokens, self.prompts.begin(self._names.get(request.id, ()), request.tokens))
+        return HeldRequest(request.tokens, self.prompts.begin(self._names.get(request.id, ()), request.tokens))
 
 
 def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Contents, closing: int) -> EpochSample:
