@@ -57,8 +57,8 @@ class ChannelListener:
         return offer
 
     def offer_calls(self, target: object, methods: Methods) -> ChannelOffer:
-        """An offer of a channel for calls of `target`. It ends if nobody connects."""
-        offer = self.offer(partial(answer_calls, target, methods))
+        """An offer of a channel for calls of `target`, which go on if the channel ends. It ends if nobody connects."""
+        offer = self.offer(partial(_answer_all, target, methods))
         asyncio.get_running_loop().call_later(ADMISSION_S, self.withdraw, offer)
         return offer
 
@@ -101,12 +101,19 @@ def _limit_silence(writer: asyncio.StreamWriter) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKNOWLEDGED_S * 1e3))
 
 
-async def answer_calls(
+async def _answer_all(
     target: object, methods: Methods, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
+    if calls := await answer_calls(target, methods, reader, writer):
+        await asyncio.wait(calls)
+
+
+async def answer_calls(
+    target: object, methods: Methods, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> set[asyncio.Task[None]]:
     """Execute calls by the methods of `target` to the end of the connection. They begin in their order.
 
-    Calls that are under way then go on, and this with them; cancelled, it cancels them.
+    Returns those that are under way then. Cancelled, it cancels them.
     """
     calls: set[asyncio.Task[None]] = set()
     try:
@@ -119,12 +126,11 @@ async def answer_calls(
     except msgspec.DecodeError:
         log.exception("a connection is closed: its caller sent no call")
         writer.close()
-    try:
-        if calls:
-            await asyncio.wait(calls)
-    finally:
+    except asyncio.CancelledError:
         for task in calls:
             task.cancel()
+        raise
+    return calls
 
 
 async def _answer(number: int, call: Awaitable[Any], writer: asyncio.StreamWriter) -> None:

@@ -50,7 +50,7 @@ class IngressChannel:
         self.connected.set()
         tasks: list[asyncio.Task[object]] = [
             asyncio.create_task(self._send(writer)),
-            asyncio.create_task(answer_calls(self.requests, CHANNEL_METHODS, reader, writer)),
+            asyncio.create_task(self._answer(reader, writer)),
             asyncio.create_task(self.closing.wait()),
         ]
         try:
@@ -60,6 +60,11 @@ class IngressChannel:
                 task.cancel()
             await asyncio.wait(tasks)
             self.ended.set()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Execute the ingress's calls. Nobody waits for those that it has left behind."""
+        for call in await answer_calls(self.requests, CHANNEL_METHODS, reader, writer):
+            call.cancel()
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         """Send the events of the ingress, as fast as it reads them."""

@@ -280,6 +280,35 @@ async def test_requests_without_an_adapter_wait_for_none(ends: Ends) -> None:
         await waiting
 
 
+@pytest.mark.parametrize("end", ["the ingress leaves", "the connection breaks"])
+async def test_a_request_that_waits_for_its_adapter_is_not_run_once_its_ingress_has_left(ends: Ends, end: str) -> None:
+    asked, loaded, run = asyncio.Event(), asyncio.Event(), list[Submission]()
+
+    async def has(adapter: Adapter) -> None:
+        asked.set()
+        await loaded.wait()
+
+    def take(request: Submission) -> str:
+        run.append(request)
+        return "m"
+
+    ends.requests = Requests(take, has)
+    batches, adapted = await ends.connected(), submission("late")
+    adapted = replace(adapted, spec=replace(adapted.spec, adapter=Adapter("late", 7, "/x")))
+    waiting = asyncio.create_task(ends.submit(adapted))
+    await asked.wait()
+    if end == "the ingress leaves":
+        await batches.aclose()
+    else:
+        ends.channels[REPLICA]._transport.abort()
+    with pytest.raises(PeerLost):
+        await waiting
+    await eventually(lambda: not ends.under_way)
+    loaded.set()
+    await asyncio.sleep(0.01)
+    assert not run
+
+
 async def test_events_and_answers_share_a_connection(ends: Ends) -> None:
     batches = await ends.connected()
     for index in range(20):
