@@ -134,13 +134,12 @@ async def answer_calls(
 
 
 async def _answer(number: int, call: Awaitable[Any], writer: asyncio.StreamWriter) -> None:
-    result: Any
     try:
-        result = await call
+        answer = encode_answer(number, await call)
     except MigrationError as error:
-        result = error
+        answer = encode_answer(number, error)
     except Exception as error:
         log.exception("a call failed")
-        result = error
+        answer = encode_answer(number, error)
     if not writer.is_closing():
-        writer.write(encode_answer(number, result))
+        writer.write(answer)

@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import os
 import ssl
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, get_type_hints
@@ -112,7 +113,14 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
     return msgspec.msgpack.Decoder(kind)
 
 
-_encoder = msgspec.msgpack.Encoder()
+def _encodable(value: object) -> object:
+    """An array of the standard library, which stands for a sequence of numbers, as a list."""
+    if isinstance(value, array):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} cannot travel")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encodable)
 _frames = msgspec.msgpack.Decoder(Frame)
 _calls = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _NOTHING = msgspec.Raw(_encoder.encode(None))

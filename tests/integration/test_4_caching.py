@@ -45,7 +45,9 @@ async def streamed(
     reading = asyncio.create_task(client.stream(answer, tokens, length, label))
     for position, path in moves:
         await answer.until(position)
-        moved = (await client.move(label, path=path)).json()
+        response = await client.move(label, path=path)
+        moved = response.json()
+        assert "id" in moved, (label, len(answer.text.split()), response.status_code, moved)
         records.append(await client.outcome(moved["id"]))
     await reading
     return answer, records

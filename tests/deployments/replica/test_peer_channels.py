@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from deployments.api.protocols import PEER_METHODS, PeerApi
+from deployments.api.protocols import CONTROL_METHODS, PEER_METHODS, ControlApi, PeerApi
 from deployments.channels import listening
 from deployments.channels.calling import CallerEnd
-from deployments.channels.links import CallLinks
+from deployments.channels.links import CallLink, CallLinks
 from deployments.channels.listening import ChannelListener
 from deployments.channels.wire import ChannelOffer
 from deployments.replica.peers import ChannelPeer, PeerCalls
@@ -48,6 +49,7 @@ from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId
 from policies.plan import Path
 from policies.prefix.copies import CopyReason
+from policies.prefix.evacuation import CachedContext
 
 OWN, OTHER = ReplicaId("own"), ReplicaId("other")
 SPEC = replace(
@@ -110,6 +112,9 @@ class Offers:
         self.offered += 1
         await self.gate.wait()
         return self.listener.offer_calls(self.target, PEER_METHODS)
+
+    async def control(self) -> ChannelOffer:
+        return self.listener.offer_calls(self.target, CONTROL_METHODS)
 
 
 @pytest.fixture
@@ -182,6 +187,25 @@ async def test_a_defect_is_logged_where_it_is_and_tells_the_caller_nothing(
         await peer.renew("m")
     assert type(found.value) is MigrationError and found.value.cause is Cause.UNEXPECTED
     assert "a secret" in caplog.text
+
+
+async def test_a_result_that_cannot_travel_is_a_defect(
+    replicas: Offers, peer: ChannelPeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    replicas.target.answer = object()
+    with caplog.at_level(logging.ERROR), pytest.raises(MigrationError, match=r"^internal error$"):
+        await peer.resumed("m")
+    assert "object cannot travel" in caplog.text
+
+
+async def test_arrays_of_numbers_travel(replicas: Offers) -> None:
+    """A scheduler gets those of the contexts that a replica has cached."""
+    found = (CachedContext(3, array("Q", [1, 2**64 - 1]), 0.5, 1),)
+    replicas.target.answer = found
+    link = CallLink("replica", lambda: replicas.control(), CONTROL_METHODS)
+    (context,) = await link.call(ControlApi.cached_contexts, 7)
+    assert context == found[0]._replace(names=[1, 2**64 - 1])
+    link.close()
 
 
 async def test_calls_wait_for_none_of_the_others(replicas: Offers, peer: ChannelPeer) -> None:
