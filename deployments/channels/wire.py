@@ -114,9 +114,14 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 def _encodable(value: object) -> object:
-    """An array of the standard library, which stands for a sequence of numbers, as a list."""
-    if isinstance(value, array):
-        return value.tolist()
+    """Any sequence or mapping, such as an array of numbers, as a list or dict."""
+    match value:
+        case array():
+            return value.tolist()
+        case Mapping():
+            return dict(value)
+        case Sequence():
+            return list(value)
     raise NotImplementedError(f"{type(value).__name__} cannot travel")
 
 
