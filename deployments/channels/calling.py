@@ -1,6 +1,6 @@
 """The end of a channel that connects: it makes calls, and reads events if it is an ingress's.
 
-A connection that ends before the events do, or while calls are under way, belongs to a replica that died.
+A connection that ends before the events do, or while calls are under way, belongs to a process that died.
 """
 
 import asyncio
@@ -31,7 +31,6 @@ class CallerEnd(asyncio.Protocol):
         self._callee = callee
         self._ticket = offer.ticket
         self._methods = methods
-        self._silence_s = silence_s
         self._decoder = FrameDecoder()
         self._batches: deque[Batch] = deque()
         self._calls: dict[int, tuple[str, asyncio.Future[Any]]] = {}

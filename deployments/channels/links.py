@@ -38,7 +38,7 @@ class CallLink:
             async with asyncio.timeout(_OFFER_S):
                 offer = await self._offer()
         except TimeoutError:
-            raise PeerLost(f"{self._callee} offered no channel within {_OFFER_S:g} s") from None
+            raise PeerLost(f"{self._callee} offered no channel in time") from None
         return await connect(self._callee, offer, self._methods)
 
     async def call(

@@ -98,14 +98,13 @@ class Method:
 Methods = Mapping[str, Method]
 
 
-def methods_of(*protocols: type) -> Methods:
-    """The coroutine methods of protocols, by their names. Their annotations are the types of arguments and results."""
+def methods_of(protocol: type) -> Methods:
+    """The coroutine methods of a protocol, by their names. Their annotations are the types of arguments and results."""
     made = {}
-    for protocol in protocols:
-        for name, function in inspect.getmembers(protocol, inspect.iscoroutinefunction):
-            hints = get_type_hints(function)
-            result = hints.pop("return")
-            made[name] = Method(_decoder(tuple.__class_getitem__(tuple(hints.values()))), _decoder(result))
+    for name, function in inspect.getmembers(protocol, inspect.iscoroutinefunction):
+        hints = get_type_hints(function)
+        result = hints.pop("return")
+        made[name] = Method(_decoder(tuple.__class_getitem__(tuple(hints.values()))), _decoder(result))
     return made
 
 

@@ -16,6 +16,7 @@ from deployments.replica.moves import Moves
 from deployments.replica.prefix_cache.pool import ReplicaPool
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
+from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from policies.model import ReplicaId
 
@@ -78,14 +79,12 @@ class PeerCalls:
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
-        if (adapter := order.spec.adapter) is not None and (error := await self._lacks(adapter)):
-            raise error
+        await self._load_adapter(order.spec)
         return await self._pool.transfer_with_insert(order, to)
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
-        if (adapter := message.spec.adapter) is not None and (error := await self._lacks(adapter)):
-            raise error
+        await self._load_adapter(message.spec)
         return self._moves.prepare(message)
 
     async def load(self, message: CopyRound) -> None:
@@ -111,6 +110,11 @@ class PeerCalls:
     async def cancel(self, migration: str) -> None:
         """See `Peer.cancel`."""
         self._moves.cancel(migration)
+
+    async def _load_adapter(self, spec: RequestSpec) -> None:
+        """Have a request's adapter loaded. Raises Refused if the engine does not have it."""
+        if spec.adapter is not None and (refused := await self._lacks(spec.adapter)):
+            raise refused
 
 
 class PeerConnections:
