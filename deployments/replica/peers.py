@@ -132,18 +132,23 @@ class PeerConnections:
     def __init__(
         self, own: ReplicaId, connect: Callable[[ReplicaId], Awaitable[object]], forget: Callable[[ReplicaId], None]
     ) -> None:
-        """`connect` opens the connection to a replica; `forget` drops that of one that is gone."""
+        """`connect` opens the connection to a replica; `forget` drops those of one that is gone, if it has any."""
         self._own = own
         self._connect = connect
         self._forget = forget
+        self._listed: frozenset[ReplicaId] = frozenset()
         self._called: set[ReplicaId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     def follow(self, running: Collection[ReplicaId]) -> None:
-        """Connect to the new ones among the peers of the `running` replicas, and drop the connections of the others."""
-        for gone in self._called.difference(running):
+        """Connect to the new ones among the peers of the `running` replicas, and forget those that are gone.
+
+        A move may have connected to any replica that was listed.
+        """
+        for gone in self._listed.difference(running):
             self._forget(gone)
+        self._listed = frozenset(running)
         self._called.intersection_update(running)
         for peer in successors(self._own, running):
             if peer not in self._called:

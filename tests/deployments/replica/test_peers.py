@@ -73,6 +73,8 @@ async def test_of_many_peers_a_replica_calls_its_successors_only() -> None:
     connections.follow(running)
     await settle()
     assert sorted(peers.calls) == running[:12] + running[96:]
+    connections.follow([each for each in running if each not in running[90:98]])
+    assert sorted(peers.forgotten) == running[90:98], "a move may have connected to any of them"
 
 
 def test_successors_are_spread_evenly() -> None:
