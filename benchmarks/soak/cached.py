@@ -304,7 +304,7 @@ class CachedSoak:
                 if deletes:
                     await self._client.drop(prompt | {"replica": donor["id"]})
             except ErrorAnswer as error:
-                done.copies[f"rejected {error.status}"] += 1
+                done.copies[f"rejected {error.status}: {error.message}"] += 1
             except ClientError as error:
                 done.bad.append(f"copy of family {family}: {error!r}")
 
