@@ -35,6 +35,13 @@ class TimedStream:
         """Seconds between chunks."""
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that a cache had, by the usage in the answer (`include_usage`)."""
+        events = [json.loads(line[6:]) for line in self.text.splitlines() if line.startswith(b"data: {")]
+        (usage,) = [event["usage"] for event in events if event.get("usage")]
+        return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"])
+
     def spans(self) -> list[tuple[float, float]]:
         """The gaps between chunks, each as its beginning and end in Unix time."""
         times = [self.epoch + at for at in self.arrivals]

@@ -26,7 +26,7 @@ from app.client.api import ApiClient
 from app.simulator.workload.sessions import SessionShape, Texts, sessions
 from benchmarks.load import percentile, stream
 from benchmarks.routing.case import RoutedRequest
-from benchmarks.routing.live import cached_tokens, send
+from benchmarks.routing.live import send
 from benchmarks.servers import MODEL, mell
 from deployments.engine.tokens import expected
 
@@ -148,7 +148,7 @@ async def _measure(system: str, blocks: int, seed: int) -> ScaledownRun:
             return
         more = {"stream_options": {"include_usage": True}}
         taken = await stream(PORT, MODEL, list(request.prompt), request.output, more=more)
-        turns.append(TurnSample(at_s, len(request.prompt), cached_tokens(taken.text), taken.ttft))
+        turns.append(TurnSample(at_s, len(request.prompt), taken.cached_tokens, taken.ttft))
 
     closing = None if system == "none" else asyncio.create_task(_close_one())
     with contextlib.suppress(TimeoutError):

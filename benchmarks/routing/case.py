@@ -1,12 +1,15 @@
-"""Runs as values: systems, made-up sessions, and the conditions that all of them share."""
+"""Runs as values: systems, workloads, and the conditions that all of them share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.simulator.workload.sessions import SHAPES, SessionRequest, Texts, sessions
+from app.simulator.errors import BadInput
+from app.simulator.workload.hashed import HashedRow, read_hashed
+from app.simulator.workload.sessions import SHAPES, Passage, SessionRequest, Texts, sessions
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import expected
 from policies.prefix.routing import Routing
@@ -27,6 +30,22 @@ BEGIN_S = 40.0
 """The time in which sessions begin."""
 RATES: Mapping[str, float] = {"sharegpt_like": 2.0, "loogle_like": 1.5, "react_like": 1.2}
 """Sessions per second."""
+MOONCAKE = "mooncake"
+"""Part of Mooncake's conversation trace, as a workload."""
+WORKLOADS = (*RATES, MOONCAKE)
+_FILE = "mooncake_conversation.jsonl.gz"
+_HASHED_TOKENS = 512
+"""Tokens of a block that the trace names."""
+_SCALE = 16
+_SPEED = 3.0
+_PART_S = 240.0
+_FIRST_S = 600.0
+"""The trace's lengths are divided by `_SCALE`. A run has `_PART_S` seconds of it, `_SPEED` times as fast; the runs of
+different seeds have parts that lie `_FIRST_S` apart, the first of them from there on.
+"""
+_LONGEST = 3000
+ROOMY = PACE.model_copy(update={"num_gpu_blocks_override": 16384})
+"""Engines for that trace, with room for 262,144 tokens: all four for as much of it as 17 million tokens."""
 POLICY = "worst_fit"
 """The policy of Mell: what content leaves open goes to the replica with the most room."""
 
@@ -75,6 +94,41 @@ class RoutedRequest:
     output: int
 
 
+@dataclass(frozen=True, slots=True)
+class RoutingCase:
+    """A workload, drawn from a seed, and the engines that serve it."""
+
+    workload: str
+    seed: int
+    requests: tuple[SessionRequest, ...]
+    pace: Pace = PACE
+
+
+def case(workload: str, seed: int, traces: Path | None = None) -> RoutingCase:
+    """A workload. Raises `BadInput` for a trace that cannot be read in `traces`."""
+    if workload != MOONCAKE:
+        return RoutingCase(workload, seed, tuple(session_requests(workload, seed)))
+    if traces is None:
+        raise BadInput(f"{MOONCAKE} needs --traces, the folder of {_FILE}.")
+    return RoutingCase(workload, seed, tuple(part_of_trace(read_hashed(traces / _FILE), seed)), ROOMY)
+
+
+def part_of_trace(rows: Iterable[HashedRow], seed: int) -> Iterator[SessionRequest]:
+    """The requests of one part of a trace, each a session of its own. Equal names of blocks are equal texts."""
+    begins_s = _FIRST_S * (1 + seed)
+    there = (row for row in rows if begins_s <= row.arrival_s < begins_s + _PART_S)
+    size = _HASHED_TOKENS // _SCALE
+    for number, row in enumerate(there):
+        left, prompt = min(max(1, round(row.prompt / _SCALE)), _LONGEST), []
+        for name in row.names:
+            if left > 0:
+                prompt.append(Passage(f"block-{name}", min(size, left)))
+                left -= size
+        output = max(1, round(row.output / _SCALE))
+        at_s = (row.arrival_s - begins_s) / _SPEED
+        yield SessionRequest(f"s{number}", at_s, 0.0, tuple(prompt), output, f"answer-{number}")
+
+
 def session_requests(workload: str, seed: int, rates: Mapping[str, float] = RATES) -> list[SessionRequest]:
     """The requests of a run, session by session."""
     chance, at_s = Random(f"{workload}-{seed}"), 0.0
@@ -84,7 +138,7 @@ def session_requests(workload: str, seed: int, rates: Mapping[str, float] = RATE
     return list(sessions(SHAPES[workload], begins, seed))
 
 
-def with_answers(requests: list[SessionRequest], workload: str, seed: int) -> list[RoutedRequest]:
+def with_answers(requests: Iterable[SessionRequest], workload: str, seed: int) -> list[RoutedRequest]:
     """The same requests with their prompts' tokens: later prompts have the answers that paced engines give."""
     texts, found = Texts(f"{workload}-{seed}"), []
     for each in requests:

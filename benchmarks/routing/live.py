@@ -1,11 +1,10 @@
 """Carries out one run: starts a system, sends the sessions of every workload to it, and stops it."""
 
 import asyncio
-import json
 import re
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -13,13 +12,12 @@ from typing import Any, TypeVar
 
 from benchmarks.load import stream
 from benchmarks.routing.case import (
-    PACE,
     POLICY,
     REPLICAS,
     ROUTERS,
     RoutedRequest,
+    RoutingCase,
     System,
-    session_requests,
     with_answers,
 )
 from benchmarks.servers import MODEL, mell
@@ -60,22 +58,24 @@ class RoutingRun:
 T = TypeVar("T")
 
 
-def perform(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
-    """Start a system, and carry out its runs. Raises RuntimeError if it does not start or an answer is incomplete."""
+def perform(system: System, cases: Sequence[RoutingCase]) -> list[RoutingRun]:
+    """Start a system, and carry out its runs, all on the same engines.
+
+    Raises RuntimeError if it does not start or an answer is incomplete.
+    """
+    pace = cases[0].pace.model_dump()
     routing = system.routing
     if routing is None:
-        return asyncio.run(_on_serve(system, workloads, seed))
+        return asyncio.run(_on_serve(system, cases, pace))
     settings: dict[str, Any] = {
         "engine": "paced",
-        "engine_kwargs": PACE.model_dump(),
+        "engine_kwargs": pace,
         "scheduler": {"policy": POLICY, "mode": "act", "epoch_s": 1.0, "routing": str(routing)},
         "deployment_config": {"num_cpus": 0.05},
         "ingress": {"frontend_kwargs": {"enable_prompt_tokens_details": True}},
-        # The simulator, with which these runs are compared, plays no copies.
-        "cache": {"copies": "off"},
     }
     with mell(PORT, REPLICAS, **settings):
-        return asyncio.run(_on_mell(system, workloads, seed))
+        return asyncio.run(_on_mell(system, cases))
 
 
 async def send(requests: Sequence[RoutedRequest], ask: Callable[[RoutedRequest], Awaitable[T]]) -> list[T]:
@@ -97,16 +97,16 @@ async def send(requests: Sequence[RoutedRequest], ask: Callable[[RoutedRequest],
 # --- Mell ---------------------------------------------------------------------------------------------
 
 
-async def _on_mell(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
+async def _on_mell(system: System, cases: Sequence[RoutingCase]) -> list[RoutingRun]:
     runs = []
-    for workload in workloads:
-        requests = with_answers(session_requests(workload, seed), workload, seed)
+    for case in cases:
+        requests = with_answers(case.requests, case.workload, case.seed)
         before, began_s = await asyncio.to_thread(_counted), time.time()
         answers = await send(requests, ask_mell)
         await asyncio.sleep(SETTLE_S)
         after = await asyncio.to_thread(_counted)
         grown = {stage: after.get(stage, 0.0) - before.get(stage, 0.0) for stage in ("predicted", "delivered")}
-        runs.append(RoutingRun(system, workload, seed, began_s, tuple(answers), **grown))
+        runs.append(RoutingRun(system, case.workload, case.seed, began_s, tuple(answers), **grown))
     return runs
 
 
@@ -116,14 +116,7 @@ async def ask_mell(request: RoutedRequest) -> RoutedAnswer:
     taken = await stream(
         PORT, MODEL, list(request.prompt), request.output, more=more, headers={"X-Session-Id": request.session}
     )
-    return RoutedAnswer(taken.ttft, taken.arrivals[-1] - taken.sent, len(request.prompt), cached_tokens(taken.text))
-
-
-def cached_tokens(text: bytes) -> int:
-    """The cached tokens in the usage of a streamed answer."""
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: {")]
-    (usage,) = [event["usage"] for event in events if event.get("usage")]
-    return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"])
+    return RoutedAnswer(taken.ttft, taken.arrivals[-1] - taken.sent, len(request.prompt), taken.cached_tokens)
 
 
 def _counted() -> dict[str, float]:
@@ -140,12 +133,10 @@ def _counted() -> dict[str, float]:
 # --- Ray Serve ----------------------------------------------------------------------------------------
 
 
-async def _on_serve(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
+async def _on_serve(system: System, cases: Sequence[RoutingCase], pace: Mapping[str, Any]) -> list[RoutingRun]:
     import ray
     from ray import serve
     from ray.serve.config import RequestRouterConfig
-
-    pace = PACE.model_dump()
 
     class PlainEngine:
         """One engine behind Serve's own handles: a typical deployment without Mell."""
@@ -202,10 +193,10 @@ async def _on_serve(system: System, workloads: Sequence[str], seed: int) -> list
             return RoutedAnswer(times[0], times[-1], len(request.prompt), cached)
 
         runs = []
-        for workload in workloads:
-            requests = with_answers(session_requests(workload, seed), workload, seed)
-            began_s = time.time()
-            runs.append(RoutingRun(system, workload, seed, began_s, tuple(await send(requests, ask))))
+        for case in cases:
+            requests = with_answers(case.requests, case.workload, case.seed)
+            began_s, answers = time.time(), await send(requests, ask)
+            runs.append(RoutingRun(system, case.workload, case.seed, began_s, tuple(answers)))
         return runs
     finally:
         await asyncio.to_thread(serve.shutdown)

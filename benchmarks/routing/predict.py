@@ -3,13 +3,15 @@
 Times outside of the engines are those of earlier runs, as in `benchmarks.economics.predict`.
 """
 
+import math
+
 from app.simulator.costs.costs import Costs, LinkCosts, MigrationCosts
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
 from benchmarks.economics.predict import HANDOVER_S, INGRESS_S, LIVE, MEMCPY_BYTES_PER_S, ROUND_S, TAIL_S, compute_costs
-from benchmarks.routing.case import BEGIN_S, PACE, POLICY, REPLICAS, System, session_requests
+from benchmarks.routing.case import POLICY, REPLICAS, RoutingCase, System
 from benchmarks.routing.live import RoutedAnswer, RoutingRun
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES
@@ -18,26 +20,29 @@ from policies.model import Tokens
 from policies.rules.registry import policy
 
 
-def predict(system: System, workload: str, seed: int) -> RoutingRun:
+def predict(system: System, case: RoutingCase) -> RoutingRun:
     """The simulated run of one of Mell's routings."""
     assert system.routing is not None, "Ray's routers are not simulated"
-    capacity = Tokens(PACE.num_gpu_blocks_override * PACE.block_size)
-    rows = tuple(made_up(session_requests(workload, seed), seed, PACE.block_size))
-    jobs = draw(Recipe(ArrivalTrace(rows), None, BEGIN_S, capacity, block_tokens=PACE.block_size), seed).jobs
+    pace, seed = case.pace, case.seed
+    capacity, ends_s = Tokens(pace.num_gpu_blocks_override * pace.block_size), max(each.at_s for each in case.requests)
+    rows = tuple(made_up(case.requests, seed, pace.block_size))
+    recipe = Recipe(ArrivalTrace(rows), None, math.nextafter(ends_s, math.inf), capacity, block_tokens=pace.block_size)
+    jobs = draw(recipe, seed).jobs
     setup = Setup(
         capacity,
         gpus_per_node=REPLICAS,
-        horizon_s=BEGIN_S + TAIL_S,
+        horizon_s=ends_s + TAIL_S,
         min_replicas=REPLICAS,
         max_gpus=REPLICAS,
         limits=Limits(cooldown_s=LIVE.cooldown_s),
         moves_at_once=LIVE.moves_at_once,
         moves_per_replica=Terms().moves_per_replica,
-        block_tokens=PACE.block_size,
+        block_tokens=pace.block_size,
         routing=system.routing,
+        copies=True,
     )
     recorder = EventRecorder(lambda now: None)
-    simulate(jobs, policy(POLICY), setup, paced_costs(PACE), recorder)
+    simulate(jobs, policy(POLICY), setup, paced_costs(pace), recorder)
     lives = recorder.lives
     answers = [
         RoutedAnswer(
@@ -46,7 +51,7 @@ def predict(system: System, workload: str, seed: int) -> RoutingRun:
         for life in lives
     ]
     predicted, delivered = sum(life.matched.predicted for life in lives), sum(life.cached for life in lives)
-    return RoutingRun(system, workload, seed, 0.0, tuple(answers), predicted, delivered)
+    return RoutingRun(system, case.workload, seed, 0.0, tuple(answers), predicted, delivered)
 
 
 def paced_costs(pace: Pace) -> Costs:

@@ -7,10 +7,22 @@ from pathlib import Path
 import pytest
 
 from app.simulator.errors import BadInput
+from app.simulator.workload.hashed import HashedRow
 from benchmarks.instruments.runs import append_runs, read_runs
-from benchmarks.routing import predict as predicting
-from benchmarks.routing.case import PACE, RATES, RoutedRequest, System, session_requests, with_answers
-from benchmarks.routing.live import RoutedAnswer, RoutingRun, cached_tokens, send
+from benchmarks.routing.case import (
+    MOONCAKE,
+    PACE,
+    RATES,
+    RoutedRequest,
+    RoutingCase,
+    System,
+    case,
+    part_of_trace,
+    session_requests,
+    with_answers,
+)
+from benchmarks.routing.live import RoutedAnswer, RoutingRun, send
+from benchmarks.routing.predict import predict
 from benchmarks.routing.report import compare, figures, render
 from deployments.engine.tokens import expected
 from tests.virtual_time import virtual_loop
@@ -51,13 +63,6 @@ async def test_a_request_is_sent_after_the_answer_before_it() -> None:
     assert [at for _, at in sent] == pytest.approx([1.0, 4.0, 8.0], abs=0.1)
 
 
-def test_cached_tokens_are_in_the_usage() -> None:
-    usage = b'"usage":{"prompt_tokens":40,"prompt_tokens_details":%s}'
-    for details, cached in ((b'{"cached_tokens":32}', 32), (b"null", 0)):
-        text = b'HTTP/1.1 200 OK\r\n\r\ndata: {"usage":null}\n\ndata: {' + usage % details + b"}\n\ndata: [DONE]\n\n"
-        assert cached_tokens(text) == cached
-
-
 def test_figures_of_a_run() -> None:
     found = figures(run(predicted=100.0, delivered=97.0)).values
     assert found["hit rate, %"] == 0.5 and found["not delivered, %"] == pytest.approx(0.03)
@@ -89,11 +94,23 @@ def test_runs_are_kept_in_a_file(tmp_path: Path) -> None:
         read_runs(path, RoutingRun)
 
 
-def test_the_simulator_plays_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = session_requests("loogle_like", 0)[:50]
-    monkeypatch.setattr(predicting, "session_requests", lambda workload, seed: planned)
-    tree, load = (predicting.predict(system, "loogle_like", 0) for system in (System.TREE, System.LEAST_LOAD))
+def test_the_simulator_plays_a_run() -> None:
+    some = RoutingCase("loogle_like", 0, tuple(session_requests("loogle_like", 0)[:50]))
+    tree, load = (predict(system, some) for system in (System.TREE, System.LEAST_LOAD))
     assert len(tree.answers) == len(load.answers) == 50
     assert figures(tree).values["hit rate, %"] > 0.6 > figures(load).values["hit rate, %"]
     with pytest.raises(AssertionError, match="not simulated"):
-        predicting.predict(System.RAY_POW2, "loogle_like", 0)
+        predict(System.RAY_POW2, some)
+
+
+def test_a_part_of_a_trace_has_equal_texts_for_equal_blocks() -> None:
+    rows = [HashedRow(599.0, 512, 16, (1,), "", 0.0), HashedRow(600.0, 1008, 160, (1, 2), "", 0.0)]
+    rows += [HashedRow(630.0, 1536, 0, (1, 2, 3), "", 0.0), HashedRow(840.0, 512, 16, (1,), "", 0.0)]
+    first, second = with_answers(part_of_trace(rows, 0), MOONCAKE, 0)
+    assert (first.at_s, len(first.prompt), first.output) == (0.0, 63, 10)
+    assert (second.at_s, len(second.prompt), second.output) == (10.0, 96, 1)
+    assert first.session != second.session and second.prompt[:63] == first.prompt
+    longest = next(part_of_trace([HashedRow(1200.0, 120_000, 1, tuple(range(240)), "", 0.0)], 1))
+    assert longest.prompt_tokens == 3000
+    with pytest.raises(BadInput, match="needs --traces"):
+        case(MOONCAKE, 0)
