@@ -234,7 +234,7 @@ class SchedulerSettings(SettingsSection):
         "replica of the session's last request; `least_load`, by the policy alone.",
     )
     sizes: Sizes = Field(
-        Sizes.BLIND,
+        Sizes.MARGINAL,
         strict=False,
         description="Room that a request needs: `marginal`, without the blocks of its prompt that other running "
         "requests of the replica have; `blind`, for all of its tokens.",

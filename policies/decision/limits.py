@@ -157,7 +157,7 @@ class Terms:
     routing: Routing = Routing.TREE
     copies: bool = False
     classes: ServiceClasses = NO_CLASSES
-    sizes: Sizes = Sizes.BLIND
+    sizes: Sizes = Sizes.MARGINAL
     prefill_replicas: int = 0
     returns: bool = False
     auto_prefills: bool = False

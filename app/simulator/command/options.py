@@ -266,7 +266,7 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
     add(
         "--sizes",
         choices=[str(kind) for kind in Sizes],
-        default=str(Sizes.BLIND),
+        default=str(Sizes.MARGINAL),
         help="the room that decisions want for a request: without the blocks that it shares with running requests of a "
         "GPU, or for all of its tokens (default: %(default)s)",
     )

@@ -50,7 +50,7 @@ class Setup:
     prefill_gpus: int = 0
     auto_prefills: bool = False
     returns: bool = True
-    sizes: Sizes = Sizes.BLIND
+    sizes: Sizes = Sizes.MARGINAL
     classes: ServiceClasses = NO_CLASSES
 
     def most_gpus(self, now: float) -> int | None:

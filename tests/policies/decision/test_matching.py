@@ -81,7 +81,7 @@ def test_a_session_is_the_reason_if_it_decides() -> None:
     made = memory({A: [500], B: [100]}, {}, Routing.SESSION)
     place(made, arrival("p", session="s"), 0.0, exclude=[A])
     assert chosen(match_prompt(made, arrival(session="s"), 1.0)) == (B, Basis.SESSION)
-    assert chosen(match_prompt(made, arrival(session="t"), 1.0)) == (A, Basis.POLICY)
+    assert chosen(match_prompt(made, arrival(names=(), session="t"), 1.0)) == (A, Basis.POLICY)
 
 
 def test_a_prompt_without_room_would_queue() -> None:

@@ -219,7 +219,7 @@ def test_a_session_stays_on_its_replica_while_there_is_room() -> None:
     made = memory({A: [500], B: [100]}, {}, Routing.SESSION)
     assert home(place(made, arrival("p", session="s"), 0.0, exclude=[A])) == B
     assert home(place(made, arrival("q", session="s"), 1.0)) == B
-    assert home(place(made, arrival("r", session="t"), 1.0)) == A
+    assert home(place(made, arrival("r", names=(), session="t"), 1.0)) == A
     assert home(place(made, arrival("x", tokens=710, session="s"), 1.0, exclude=[A])) == B
     assert home(place(made, arrival("y", tokens=200, session="s"), 1.0)) == A
 
