@@ -215,9 +215,16 @@ def transports_of(device: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def bare_vllm(port: int, rig: Rig = Rig(), log: Path | None = None) -> Iterator[int]:
-    """Run vLLM's OpenAI server. See `mell` for `log`."""
-    with _process(rig.vllm_command(port), port, "bare vLLM", rig.vllm_environment, rig.start_limit_s, log):
+def bare_vllm(
+    port: int,
+    rig: Rig = Rig(),
+    log: Path | None = None,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] = {},
+) -> Iterator[int]:
+    """Run vLLM's OpenAI server, with further flags and variables. See `mell` for `log`."""
+    command, variables = [*rig.vllm_command(port), *flags], {**rig.vllm_environment, **environment}
+    with _process(command, port, "bare vLLM", variables, rig.start_limit_s, log):
         yield port
 
 

@@ -1,7 +1,7 @@
 """First and second tokens where prefill and decoding are on different replicas, beside replicas that do both.
 
     python -m benchmarks.memserve.handover [--contexts 512 1024 2048 3500] [--repeat 8] [--chunk 256] [--paced]
-                                  [--device cuda] [--json FILE]
+                                  [--vllm] [--device cuda] [--json FILE]
 
 Streams come one after the other, with nothing else running, to two replicas: first with `disaggregation.mode: static`,
 one of them for prefills, then with both for everything. A step computes at most `--chunk` tokens of a prompt, so that a
@@ -10,7 +10,10 @@ they fill, and it goes on at the other replica behind its first token. The secon
 between the first two tokens, in median gaps of the same stream. Streams that did not follow their prefill are counted
 and left out of the figures; the exit status is 1 if none of a context did.
 
-`--paced`: engines that keep the pace of a GPU and take no processor time of each other.
+`--paced`: engines that keep the pace of a GPU and take no processor time of each other. `--vllm`: vLLM's own
+disaggregation instead, two of its servers with the NIXL connector (`benchmarks.memserve.nixl_pair`), beside the same
+servers without a hand-over. There, streams whose prompts the second server computed by more than a block are left out,
+and the first token comes behind the hand-over.
 """
 
 import argparse
@@ -24,10 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 from tqdm import tqdm
 
 from benchmarks.instruments.admin import Admin
 from benchmarks.load import TimedStream, random_prompt, spread, stream
+from benchmarks.memserve.nixl_pair import handed_over, nixl_pair
 from benchmarks.servers import MODEL, PACED, Rig, add_rig_options, mell, paced
 
 PORT = 8100
@@ -36,11 +41,16 @@ APART, TOGETHER = "apart", "together"
 _PREFILL_RATE = 4000.0
 """Of paced engines, in tokens per second."""
 _RECORD_S = 5.0
+_BLOCK = 128
+"""The tokens of vLLM's largest usual block: it transfers whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverSample:
-    """A stream: its times in seconds at the client, and the record of its hand-over, None without disaggregation."""
+    """A stream: its times in seconds at the client, and the record of its hand-over, None without disaggregation.
+
+    vLLM's own record is the number of the prompt's tokens that the second server had from the first.
+    """
 
     system: str
     context: int
@@ -60,6 +70,8 @@ class HandoverSample:
         if self.system == TOGETHER:
             return True
         record = self.record or {}
+        if "transferred" in record:
+            return int(record["transferred"]) >= self.context - _BLOCK
         return record.get("outcome") == "committed" and record["path"] == "kv" and record["waited_s"] > 0
 
 
@@ -67,12 +79,16 @@ def main() -> None:
     """Parse the options, measure, print."""
     options = _options()
     samples: list[HandoverSample] = []
-    for system in (APART, TOGETHER):
-        with _server(system, options):
-            samples += asyncio.run(_measure(system, options))
+    if options.vllm:
+        with nixl_pair(PORT, Rig.of(options), ("--max-num-batched-tokens", str(options.chunk))):
+            samples += asyncio.run(_measure_vllm(options))
+    else:
+        for system in (APART, TOGETHER):
+            with _server(system, options):
+                samples += asyncio.run(_measure(system, options))
     if options.json:
         options.json.write_text(json.dumps([asdict(sample) for sample in samples], indent=1))
-    what = "paced engines" if options.paced else str(Rig.of(options))
+    what = "paced engines" if options.paced else f"{'vLLM alone, ' * options.vllm}{Rig.of(options)}"
     print(f"\n{what}; at most {options.chunk} tokens of a prompt in a step: median [min, max]")
     lines = list(table(samples, options.contexts))
     print("\n".join(lines))
@@ -110,7 +126,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 3500])
     parser.add_argument("--repeat", type=int, default=8)
     parser.add_argument("--chunk", type=int, default=256, help="most tokens of a prompt in a step")
-    parser.add_argument("--paced", action="store_true", help="engines that keep the pace of a GPU")
+    engines = parser.add_mutually_exclusive_group()
+    engines.add_argument("--paced", action="store_true", help="engines that keep the pace of a GPU")
+    engines.add_argument("--vllm", action="store_true", help="vLLM's own disaggregation; needs the package nixl")
     parser.add_argument("--json", type=Path)
     add_rig_options(parser)
     options = parser.parse_args()
@@ -143,6 +161,26 @@ async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSam
             label = f"{system}/{context}/{i}"
             read = await stream(PORT, MODEL, random_prompt(context, label), OUTPUT, label)
             record = await admin.record_of(label, _RECORD_S) if system == APART else None
+            if i:
+                samples.append(_sample(system, context, read, record))
+    return samples
+
+
+async def _measure_vllm(options: argparse.Namespace) -> list[HandoverSample]:
+    """The same streams over vLLM's two servers, by both and by the first alone in turns."""
+    samples = []
+    turns = [
+        (i, c, system) for i in range(options.repeat + 1) for c in options.contexts for system in (APART, TOGETHER)
+    ]
+    async with httpx.AsyncClient(timeout=60.0) as client:
+        for i, context, system in tqdm(turns, desc="vLLM", unit="stream"):
+            label = f"vllm-{system}/{context}/{i}"
+            prompt = random_prompt(context, label)
+            if system == APART:
+                read = await handed_over(client, PORT, prompt, OUTPUT, label)
+                record = {"transferred": read.cached_tokens}
+            else:
+                read, record = await stream(PORT, MODEL, prompt, OUTPUT, label), None
             if i:
                 samples.append(_sample(system, context, read, record))
     return samples

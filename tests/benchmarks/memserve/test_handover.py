@@ -30,3 +30,9 @@ def test_only_streams_that_followed_their_prefill_count(other: dict[str, Any] | 
 def test_context_without_such_streams_has_no_figures() -> None:
     _, row = table([sample(APART, 0.9), sample(TOGETHER, 0.01)], [512])
     assert row.split() == ["512", "0/1"]
+
+
+@pytest.mark.parametrize(("transferred", "followed"), [(384, "1/1"), (383, "0/1")])
+def test_a_stream_of_vllm_counts_with_all_its_whole_blocks(transferred: int, followed: str) -> None:
+    _, row = table([sample(APART, 0.01, {"transferred": transferred}), sample(TOGETHER, 0.01)], [512])
+    assert row.split()[1] == followed

@@ -1,0 +1,58 @@
+"""vLLM's own disaggregation: two servers with its NIXL connector, one for prefills and one for decoding.
+
+It needs the package `nixl`. The client does what vLLM's proxy example does: the first server prefills the prompt and
+answers with one token and the names of its blocks; the second server reads these, computes what is left of the prompt
+and streams. There is no proxy process, which favours vLLM.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.load import TimedStream, stream
+from benchmarks.servers import MODEL, Rig, bare_vllm
+
+_NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+_SIDE_CHANNEL = 5600
+_ASKED = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""The transfer parameters of a request that another server decodes, as in vLLM's proxy example."""
+
+
+@contextmanager
+def nixl_pair(port: int, rig: Rig, flags: Sequence[str] = (), log: Path | None = None) -> Iterator[None]:
+    """Run both servers, for prefills at `port` and for decoding at the next one."""
+    config = json.dumps(_NIXL | {"kv_buffer_device": rig.device})
+    flags = [*flags, "--kv-transfer-config", config, "--enable-prompt-tokens-details"]
+    with ExitStack() as stack:
+        for i in range(2):
+            channel = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_SIDE_CHANNEL + i)}
+            each = log.with_suffix(f".{i}") if log else None
+            stack.enter_context(bare_vllm(port + i, rig, each, flags, channel))
+        yield
+
+
+async def handed_over(client: httpx.AsyncClient, port: int, prompt: list[int], output: int, label: str) -> TimedStream:
+    """A streamed answer by both servers, sent at the time of its prefill. Raises httpx.HTTPError, RuntimeError."""
+    sent = time.perf_counter()
+    body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"kv_transfer_params": _ASKED})
+    answer.raise_for_status()
+    more = {
+        "kv_transfer_params": answer.json()["kv_transfer_params"],
+        "stream_options": {"include_usage": True},
+    }
+    read = await stream(port + 1, MODEL, prompt, output, label, more=more)
+    read.sent = sent
+    return read
