@@ -17,7 +17,7 @@ import httpx
 from benchmarks.load import TimedStream, stream
 from benchmarks.servers import MODEL, Rig, bare_vllm
 
-_NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+_ROLES = ("kv_producer", "kv_consumer")
 _SIDE_CHANNEL = 5600
 _ASKED = {
     "do_remote_decode": True,
@@ -33,13 +33,13 @@ _ASKED = {
 @contextmanager
 def nixl_pair(port: int, rig: Rig, flags: Sequence[str] = (), log: Path | None = None) -> Iterator[None]:
     """Run both servers, for prefills at `port` and for decoding at the next one."""
-    config = json.dumps(_NIXL | {"kv_buffer_device": rig.device})
-    flags = [*flags, "--kv-transfer-config", config, "--enable-prompt-tokens-details"]
     with ExitStack() as stack:
-        for i in range(2):
+        for i, role in enumerate(_ROLES):
+            config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": rig.device}
+            transfer = ("--kv-transfer-config", json.dumps(config), "--enable-prompt-tokens-details")
             channel = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_SIDE_CHANNEL + i)}
             each = log.with_suffix(f".{i}") if log else None
-            stack.enter_context(bare_vllm(port + i, rig, each, flags, channel))
+            stack.enter_context(bare_vllm(port + i, rig, each, [*flags, *transfer], channel))
         yield
 
 
