@@ -21,7 +21,7 @@ import asyncio
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,8 +41,12 @@ APART, TOGETHER = "apart", "together"
 _PREFILL_RATE = 4000.0
 """Of paced engines, in tokens per second."""
 _RECORD_S = 5.0
+_TRIES = 5
 _BLOCK = 128
 """The tokens of vLLM's largest usual block: it transfers whole ones."""
+
+Send = Callable[[str, list[int]], Awaitable[tuple[TimedStream, Mapping[str, Any] | None]]]
+"""Sends a prompt by a label; its answer, and the record of its hand-over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +162,13 @@ async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSam
     async with Admin(PORT) as admin:
         turns = [(i, context) for i in range(options.repeat + 1) for context in options.contexts]
         for i, context in tqdm(turns, desc=system, unit="stream"):
-            label = f"{system}/{context}/{i}"
-            read = await stream(PORT, MODEL, random_prompt(context, label), OUTPUT, label)
-            record = await admin.record_of(label, _RECORD_S) if system == APART else None
-            if i:
-                samples.append(_sample(system, context, read, record))
+
+            async def send(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
+                read = await stream(PORT, MODEL, prompt, OUTPUT, label)
+                return read, await admin.record_of(label, _RECORD_S) if system == APART else None
+
+            sample = await _sample(system, context, f"{system}/{context}/{i}", send)
+            samples += [sample] if i else []
     return samples
 
 
@@ -173,24 +179,33 @@ async def _measure_vllm(options: argparse.Namespace) -> list[HandoverSample]:
         (i, c, system) for i in range(options.repeat + 1) for c in options.contexts for system in (APART, TOGETHER)
     ]
     async with httpx.AsyncClient(timeout=60.0) as client:
+
+        async def send_apart(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
+            read = await handed_over(client, PORT, prompt, OUTPUT, label)
+            return read, {"transferred": read.cached_tokens}
+
+        async def send_together(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
+            return await stream(PORT, MODEL, prompt, OUTPUT, label), None
+
         for i, context, system in tqdm(turns, desc="vLLM", unit="stream"):
-            label = f"vllm-{system}/{context}/{i}"
-            prompt = random_prompt(context, label)
-            if system == APART:
-                read = await handed_over(client, PORT, prompt, OUTPUT, label)
-                record = {"transferred": read.cached_tokens}
-            else:
-                read, record = await stream(PORT, MODEL, prompt, OUTPUT, label), None
-            if i:
-                samples.append(_sample(system, context, read, record))
+            send = send_apart if system == APART else send_together
+            sample = await _sample(system, context, f"vllm-{system}/{context}/{i}", send)
+            samples += [sample] if i else []
     return samples
 
 
-def _sample(system: str, context: int, read: TimedStream, record: Mapping[str, Any] | None) -> HandoverSample:
-    if len(read.arrivals) != OUTPUT:
-        raise RuntimeError(f"{len(read.arrivals)} chunks for {OUTPUT} tokens: the gap behind the first is not known")
-    gap_s = statistics.median(read.gaps)
-    return HandoverSample(system, context, read.ttft, read.gaps[0], gap_s, dict(record) if record else None)
+async def _sample(system: str, context: int, name: str, send: Send) -> HandoverSample:
+    """A stream with one token in every chunk. Where a chunk has several, another stream takes its place.
+
+    Raises RuntimeError if several in turn have such chunks: the gap behind the first token is not known then.
+    """
+    for again in range(_TRIES):
+        label = f"{name}/{again}"
+        read, record = await send(label, random_prompt(context, label))
+        if len(read.arrivals) == OUTPUT:
+            gap_s = statistics.median(read.gaps)
+            return HandoverSample(system, context, read.ttft, read.gaps[0], gap_s, dict(record) if record else None)
+    raise RuntimeError(f"{len(read.arrivals)} chunks for {OUTPUT} tokens, in {_TRIES} streams")
 
 
 if __name__ == "__main__":
