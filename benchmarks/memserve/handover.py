@@ -12,8 +12,8 @@ and left out of the figures; the exit status is 1 if none of a context did.
 
 `--paced`: engines that keep the pace of a GPU and take no processor time of each other. `--vllm`: vLLM's own
 disaggregation instead, two of its servers with the NIXL connector (`benchmarks.memserve.nixl_pair`), beside the same
-servers without a hand-over. There, streams whose prompts the second server computed by more than a block are left out,
-and the first token comes behind the hand-over.
+servers without a hand-over. There the first token comes behind the hand-over, and it is an error if the second server
+has not read the blocks of all prompts by the end.
 """
 
 import argparse
@@ -32,12 +32,14 @@ from tqdm import tqdm
 
 from benchmarks.instruments.admin import Admin
 from benchmarks.load import TimedStream, random_prompt, spread, stream
-from benchmarks.memserve.nixl_pair import handed_over, nixl_pair
+from benchmarks.memserve.nixl_pair import handed_over, nixl_pair, read_bytes
 from benchmarks.servers import MODEL, PACED, Rig, add_rig_options, mell, paced
 
 PORT = 8100
 OUTPUT = 60
 APART, TOGETHER = "apart", "together"
+VLLM_APART, VLLM_TOGETHER = "vllm apart", "vllm together"
+"""The systems, without and with vLLM's own disaggregation in Mell's place."""
 _PREFILL_RATE = 4000.0
 """Of paced engines, in tokens per second."""
 _RECORD_S = 5.0
@@ -51,10 +53,7 @@ Send = Callable[[str, list[int]], Awaitable[tuple[TimedStream, Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HandoverSample:
-    """A stream: its times in seconds at the client, and the record of its hand-over, None without disaggregation.
-
-    vLLM's own record is the number of the prompt's tokens that the second server had from the first.
-    """
+    """A stream: its times in seconds at the client, and the record of Mell's hand-over, None for other systems."""
 
     system: str
     context: int
@@ -71,11 +70,9 @@ class HandoverSample:
     @property
     def counts(self) -> bool:
         """True unless the request was to follow its prefill to another replica, and did not."""
-        if self.system == TOGETHER:
+        if self.system != APART:
             return True
         record = self.record or {}
-        if "transferred" in record:
-            return int(record["transferred"]) >= self.context - _BLOCK
         return record.get("outcome") == "committed" and record["path"] == "kv" and record["waited_s"] > 0
 
 
@@ -94,20 +91,23 @@ def main() -> None:
         options.json.write_text(json.dumps([asdict(sample) for sample in samples], indent=1))
     what = "paced engines" if options.paced else f"{'vLLM alone, ' * options.vllm}{Rig.of(options)}"
     print(f"\n{what}; at most {options.chunk} tokens of a prompt in a step: median [min, max]")
-    lines = list(table(samples, options.contexts))
+    systems = (VLLM_APART, VLLM_TOGETHER) if options.vllm else (APART, TOGETHER)
+    lines = list(table(samples, options.contexts, *systems))
     print("\n".join(lines))
-    sys.exit(any(not _of(samples, APART, context) for context in options.contexts))
+    sys.exit(any(not _of(samples, systems[0], context) for context in options.contexts))
 
 
-def table(samples: Sequence[HandoverSample], contexts: Sequence[int]) -> Iterator[str]:
-    """A line for every context."""
+def table(
+    samples: Sequence[HandoverSample], contexts: Sequence[int], apart: str = APART, together: str = TOGETHER
+) -> Iterator[str]:
+    """A line for every context, of streams with a hand-over and without."""
     yield (
         f"{'context':>7}{'followed':>10}{'first token, ms':>26}{'together':>24}{'ratio':>7}"
         f"{'second token, ms':>26}{'median gaps':>20}{'together':>20}"
     )
     for context in contexts:
-        asked = [s for s in samples if (s.system, s.context) == (APART, context)]
-        followed, others = _of(samples, APART, context), _of(samples, TOGETHER, context)
+        asked = [s for s in samples if (s.system, s.context) == (apart, context)]
+        followed, others = _of(samples, apart, context), _of(samples, together, context)
         start = f"{context:7}{f'{len(followed)}/{len(asked)}':>10}"
         if not followed or not others:
             yield start
@@ -174,23 +174,25 @@ async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSam
 
 async def _measure_vllm(options: argparse.Namespace) -> list[HandoverSample]:
     """The same streams over vLLM's two servers, by both and by the first alone in turns."""
-    samples = []
-    turns = [
-        (i, c, system) for i in range(options.repeat + 1) for c in options.contexts for system in (APART, TOGETHER)
-    ]
+    samples, sent = [], list[int]()
+    systems = VLLM_APART, VLLM_TOGETHER
+    turns = [(i, c, system) for i in range(options.repeat + 1) for c in options.contexts for system in systems]
     async with httpx.AsyncClient(timeout=60.0) as client:
 
         async def send_apart(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
-            read = await handed_over(client, PORT, prompt, OUTPUT, label)
-            return read, {"transferred": read.cached_tokens}
+            sent.append(len(prompt))
+            return await handed_over(client, PORT, prompt, OUTPUT, label), None
 
         async def send_together(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
             return await stream(PORT, MODEL, prompt, OUTPUT, label), None
 
         for i, context, system in tqdm(turns, desc="vLLM", unit="stream"):
-            send = send_apart if system == APART else send_together
-            sample = await _sample(system, context, f"vllm-{system}/{context}/{i}", send)
+            send = send_apart if system == VLLM_APART else send_together
+            sample = await _sample(system, context, f"{system}/{context}/{i}", send)
             samples += [sample] if i else []
+        read = await read_bytes(client, PORT) / Rig.of(options).kv_bytes
+    if read < sum(sent) - _BLOCK * len(sent):
+        raise RuntimeError(f"the second server has read {read:.0f} of {sum(sent)} prompt tokens from the first")
     return samples
 
 

@@ -6,6 +6,7 @@ and streams. There is no proxy process, which favours vLLM.
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,7 @@ def nixl_pair(port: int, rig: Rig, flags: Sequence[str] = (), log: Path | None =
     with ExitStack() as stack:
         for i, role in enumerate(_ROLES):
             config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": rig.device}
-            transfer = ("--kv-transfer-config", json.dumps(config), "--enable-prompt-tokens-details")
+            transfer = ("--kv-transfer-config", json.dumps(config))
             channel = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_SIDE_CHANNEL + i)}
             each = log.with_suffix(f".{i}") if log else None
             stack.enter_context(bare_vllm(port + i, rig, each, [*flags, *transfer], channel))
@@ -51,8 +52,14 @@ async def handed_over(client: httpx.AsyncClient, port: int, prompt: list[int], o
     answer.raise_for_status()
     more = {
         "kv_transfer_params": answer.json()["kv_transfer_params"],
-        "stream_options": {"include_usage": True},
     }
     read = await stream(port + 1, MODEL, prompt, output, label, more=more)
     read.sent = sent
     return read
+
+
+async def read_bytes(client: httpx.AsyncClient, port: int) -> float:
+    """The bytes that the second server has read from the first so far, by its metrics. Raises httpx.HTTPError."""
+    answer = await client.get(f"http://127.0.0.1:{port + 1}/metrics")
+    answer.raise_for_status()
+    return sum(map(float, re.findall(r"^vllm:nixl_bytes_transferred_sum\{.*\} (\S+)$", answer.text, re.MULTILINE)))
