@@ -43,7 +43,7 @@ VLLM_APART, VLLM_TOGETHER = "vllm apart", "vllm together"
 _PREFILL_RATE = 4000.0
 """Of paced engines, in tokens per second."""
 _RECORD_S = 5.0
-_TRIES = 5
+_TRIES = 25
 _BLOCK = 128
 """The tokens of vLLM's largest usual block: it transfers whole ones."""
 

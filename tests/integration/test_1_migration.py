@@ -283,9 +283,9 @@ async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(
 async def test_request_that_the_target_does_not_adopt_continues_at_its_source(application: Application) -> None:
     """The source has taken it out of its engine by then."""
     async with application.client() as client:
-        want = await unmoved(client, "refused", 200)
+        want = await unmoved(client, "refused", 540)
         faults.write(application.faults, "shared", refuse=True)
-        answers = await moved_thrice(client, "refused", 200, [20, 80, 100])
+        answers = await moved_thrice(client, "refused", 540, [20, 80, 100])
         await client.idle()
     for kind, text, (answer, records) in zip(STATEFUL, want, answers, strict=True):
         assert [(r["outcome"], r["cause"]) for r in records] == [("aborted", "no_room")] * 3, (kind, records)

@@ -20,7 +20,7 @@ from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved, reference
 from tests.integration.test_3_failures import home, lost_and_replaced
 
-MOVES, OUTPUT = (40 if LONG else 8), 120
+MOVES, OUTPUT = (40 if LONG else 8), 300
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 7}]
 
 
@@ -98,11 +98,11 @@ async def test_corrupted_shard_of_one_worker_changes_the_output(split: Applicati
     ],
 )
 async def test_failed_transfer_of_one_shard_fails_the_chunk(split: Application, fault: Fault) -> None:
-    tokens = prompt(400, f"one-shard/{fault}")
+    tokens = prompt(300, f"one-shard/{fault}")
     async with split.client() as client:
-        want = await reference(client, tokens, 500)
+        want = await reference(client, tokens, 700)
         faults.write(split.faults, "collective", fault, rank=1)
-        answer, (record,) = await moved(client, f"one-shard-{fault}", tokens, 500, [5], ["kv"])
+        answer, (record,) = await moved(client, f"one-shard-{fault}", tokens, 700, [5], ["kv"])
         assert answer.text == want
         assert (record["outcome"], record["path"]) == ("committed", "tokens") and "kv failed" in record["reason"]
         faults.write(split.faults, "collective")

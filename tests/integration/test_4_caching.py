@@ -222,10 +222,10 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
 
 
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
-    """A stream on the donor holds the prefix, and others fill the donor."""
+    """A stream on the donor holds the prefix, and others fill the donor: the rest of the prompt has no room there."""
     blocks = 90
     shared = prompt(blocks * BLOCK + 8, "fetched")
-    follower = [*shared, *prompt(BLOCK, "follower")]
+    follower = [*shared, *prompt(1000, "follower")]
     async with application.client() as client:
         await reset(client)
         await client.settle()
