@@ -159,14 +159,14 @@ def _server(system: str, options: argparse.Namespace) -> Iterator[int]:
 async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSample]:
     """Streams of every context in turns; the first round is for the engines to warm up."""
     samples = []
+    turns = [(i, context) for i in range(options.repeat + 1) for context in options.contexts]
     async with Admin(PORT) as admin:
-        turns = [(i, context) for i in range(options.repeat + 1) for context in options.contexts]
+
+        async def send(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
+            read = await stream(PORT, MODEL, prompt, OUTPUT, label)
+            return read, await admin.record_of(label, _RECORD_S) if system == APART else None
+
         for i, context in tqdm(turns, desc=system, unit="stream"):
-
-            async def send(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
-                read = await stream(PORT, MODEL, prompt, OUTPUT, label)
-                return read, await admin.record_of(label, _RECORD_S) if system == APART else None
-
             sample = await _sample(system, context, f"{system}/{context}/{i}", send)
             samples += [sample] if i else []
     return samples
@@ -201,8 +201,8 @@ async def _sample(system: str, context: int, name: str, send: Send) -> HandoverS
 
     Raises RuntimeError if several in turn have such chunks: the gap behind the first token is not known then.
     """
-    for again in range(_TRIES):
-        label = f"{name}/{again}"
+    for number in range(_TRIES):
+        label = f"{name}/{number}"
         read, record = await send(label, random_prompt(context, label))
         if len(read.arrivals) == OUTPUT:
             gap_s = statistics.median(read.gaps)

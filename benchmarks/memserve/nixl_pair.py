@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,15 +31,14 @@ _ASKED = {
 
 
 @contextmanager
-def nixl_pair(port: int, rig: Rig, flags: Sequence[str] = (), log: Path | None = None) -> Iterator[None]:
+def nixl_pair(port: int, rig: Rig, flags: Sequence[str]) -> Iterator[None]:
     """Run both servers, for prefills at `port` and for decoding at the next one."""
     with ExitStack() as stack:
         for i, role in enumerate(_ROLES):
             config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": rig.device}
             transfer = ("--kv-transfer-config", json.dumps(config))
             channel = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_SIDE_CHANNEL + i)}
-            each = log.with_suffix(f".{i}") if log else None
-            stack.enter_context(bare_vllm(port + i, rig, each, [*flags, *transfer], channel))
+            stack.enter_context(bare_vllm(port + i, rig, flags=[*flags, *transfer], environment=channel))
         yield
 
 
@@ -50,9 +48,7 @@ async def handed_over(client: httpx.AsyncClient, port: int, prompt: list[int], o
     body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json=body | {"kv_transfer_params": _ASKED})
     answer.raise_for_status()
-    more = {
-        "kv_transfer_params": answer.json()["kv_transfer_params"],
-    }
+    more = {"kv_transfer_params": answer.json()["kv_transfer_params"]}
     read = await stream(port + 1, MODEL, prompt, output, label, more=more)
     read.sent = sent
     return read
