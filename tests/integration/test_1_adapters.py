@@ -27,11 +27,11 @@ async def test_a_request_moves_with_its_adapter(application: Application, path: 
     tokens = prompt(400, f"adapters/{path}")
     async with application.client() as client:
         await client.settle()  # so that all runs begin on the same replica, and the other one has no blocks
-        want = await asked(client, tokens, 90)
+        want = await asked(client, tokens, 300)
         assert len({*want}) == len(want) and all(len({*text.split()}) > 10 for text in want)
         for model, text in zip(MODELS, want, strict=True):
             before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
-            answer, (record,) = await moved(client, f"{path}-{model}", tokens, 90, [10], [path], model=model)
+            answer, (record,) = await moved(client, f"{path}-{model}", tokens, 300, [10], [path], model=model)
             assert answer.text == text, (model, record)
             assert (record["outcome"], record["path"]) == ("committed", path if BY_KV else "tokens")
             if path == "kv":
