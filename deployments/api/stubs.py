@@ -389,17 +389,6 @@ class ServeSchedulerClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def connect(self) -> None:
-        """Open the channel in the background. Nothing is lost if that fails: the first call tries again.
-
-        A process's first call through Serve makes its router, which holds up the event loop, and all requests of a
-        replica with it: for 1.5 s on two busy cores.
-        """
-        self.notify(self._open)
-
-    async def _open(self, _: SchedulerStub) -> None:
-        await self._link.open()
-
     async def _send(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
         try:
             await message(self.within(_NOTIFY_S))

@@ -111,7 +111,6 @@ class EngineReplica:
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
-        self._scheduler.connect()
         world = self._make_world(migration, engine.hides_handed_over)
         self._replicas = engines(topology.app)
         self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)

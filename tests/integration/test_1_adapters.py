@@ -27,11 +27,11 @@ async def test_a_request_moves_with_its_adapter(application: Application, path: 
     tokens = prompt(400, f"adapters/{path}")
     async with application.client() as client:
         await client.settle()  # so that all runs begin on the same replica, and the other one has no blocks
-        want = await asked(client, tokens, 300)
+        want = await asked(client, tokens, 600)
         assert len({*want}) == len(want) and all(len({*text.split()}) > 10 for text in want)
         for model, text in zip(MODELS, want, strict=True):
             before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
-            answer, (record,) = await moved(client, f"{path}-{model}", tokens, 300, [10], [path], model=model)
+            answer, (record,) = await moved(client, f"{path}-{model}", tokens, 600, [10], [path], model=model)
             assert answer.text == text, (model, record)
             assert (record["outcome"], record["path"]) == ("committed", path if BY_KV else "tokens")
             if path == "kv":
@@ -43,12 +43,12 @@ async def test_requests_with_all_adapters_move_at_once(application: Application)
     tokens = prompt(300, "all adapters")
     async with application.client() as client:
         # Long answers: Ray connects two replicas with the first call, which has taken more than a second.
-        alone = await asyncio.gather(*(client.complete(tokens, 400, model=model) for model in MODELS))
+        alone = await asyncio.gather(*(client.complete(tokens, 1000, model=model) for model in MODELS))
         want = [text for text, _ in alone]
         journeys = [([20, 60, 100], ["kv", "kv", "tokens"]), ([20, 60], ["tokens", "kv"]), ([20, 60], ["kv", "kv"])]
         outcomes: list[tuple[Answer, list[dict[str, Any]]]] = await asyncio.gather(
             *(
-                moved(client, f"once-{model}", tokens, 400, at, paths, model=model)
+                moved(client, f"once-{model}", tokens, 1000, at, paths, model=model)
                 for model, (at, paths) in zip(MODELS, journeys, strict=True)
             )
         )
