@@ -157,42 +157,44 @@ def _server(system: str, options: argparse.Namespace) -> Iterator[int]:
 
 
 async def _measure(system: str, options: argparse.Namespace) -> list[HandoverSample]:
-    """Streams of every context in turns; the first round is for the engines to warm up."""
-    samples = []
-    turns = [(i, context) for i in range(options.repeat + 1) for context in options.contexts]
+    """Streams of one system."""
     async with Admin(PORT) as admin:
 
         async def send(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
             read = await stream(PORT, MODEL, prompt, OUTPUT, label)
             return read, await admin.record_of(label, _RECORD_S) if system == APART else None
 
-        for i, context in tqdm(turns, desc=system, unit="stream"):
-            sample = await _sample(system, context, f"{system}/{context}/{i}", send)
-            samples += [sample] if i else []
-    return samples
+        return await _in_turns(options, {system: send})
 
 
 async def _measure_vllm(options: argparse.Namespace) -> list[HandoverSample]:
-    """The same streams over vLLM's two servers, by both and by the first alone in turns."""
-    samples, sent = [], list[int]()
-    systems = VLLM_APART, VLLM_TOGETHER
-    turns = [(i, c, system) for i in range(options.repeat + 1) for c in options.contexts for system in systems]
+    """Streams of vLLM's two servers, by both and by the first alone. Raises RuntimeError if blocks were not read."""
+    sent = list[int]()
     async with httpx.AsyncClient(timeout=60.0) as client:
 
-        async def send_apart(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
+        async def apart(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
             sent.append(len(prompt))
             return await handed_over(client, PORT, prompt, OUTPUT, label), None
 
-        async def send_together(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
+        async def together(label: str, prompt: list[int]) -> tuple[TimedStream, Mapping[str, Any] | None]:
             return await stream(PORT, MODEL, prompt, OUTPUT, label), None
 
-        for i, context, system in tqdm(turns, desc="vLLM", unit="stream"):
-            send = send_apart if system == VLLM_APART else send_together
-            sample = await _sample(system, context, f"{system}/{context}/{i}", send)
-            samples += [sample] if i else []
+        samples = await _in_turns(options, {VLLM_APART: apart, VLLM_TOGETHER: together})
         read = await read_bytes(client, PORT) / Rig.of(options).kv_bytes
     if read < sum(sent) - _BLOCK * len(sent):
         raise RuntimeError(f"the second server has read {read:.0f} of {sum(sent)} prompt tokens from the first")
+    return samples
+
+
+async def _in_turns(options: argparse.Namespace, sends: Mapping[str, Send]) -> list[HandoverSample]:
+    """Streams of every context by every system, in turns; the first round is for the engines to warm up."""
+    samples = []
+    turns = [
+        (i, context, system) for i in range(options.repeat + 1) for context in options.contexts for system in sends
+    ]
+    for i, context, system in tqdm(turns, desc=" and ".join(sends), unit="stream"):
+        sample = await _sample(system, context, f"{system}/{context}/{i}", sends[system])
+        samples += [sample] if i else []
     return samples
 
 

@@ -70,9 +70,10 @@ def _measure(
     """Carry out the missing runs: all systems in turn, seed by seed, workloads on equal engines together."""
     started = 0
     for seed in seeds:
+        cases = [case(workload, seed, traces) for workload in workloads]
         for system in systems:
             done = {(run.system, run.workload, run.seed) for run in read_runs(path, RoutingRun)}
-            missing = [case(name, seed, traces) for name in workloads if (system, name, seed) not in done]
+            missing = [each for each in cases if (system, each.workload, seed) not in done]
             for same in ([each for each in missing if each.pace == pace] for pace in (PACE, ROOMY)):
                 if same and (at_most is None or started < at_most):
                     started += 1
@@ -84,9 +85,8 @@ def _predict(
 ) -> None:
     measured = read_runs(path, RoutingRun) if path.is_file() else []
     simulated = [
-        predict(system, case(workload, seed, traces))
-        for workload in workloads
-        for seed in seeds
+        predict(system, each)
+        for each in [case(workload, seed, traces) for workload in workloads for seed in seeds]
         for system in systems
         if system.routing is not None
     ]

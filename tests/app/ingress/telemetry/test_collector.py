@@ -43,15 +43,14 @@ async def test_an_unreachable_collector_disturbs_no_request(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "3")
     requests = 60
     with caplog.at_level(logging.INFO):
         traced = make_traced(monkeypatch, batched("http://127.0.0.1:1"))
         answers = await asyncio.gather(*(traced.api.complete(max_tokens=5) for _ in range(requests)))
         await traced.tracer.close(within_s=0.01)
-    # It runs on for seconds, for which close did not wait, unless this process stood still meanwhile.
-    for flushing in [thread for thread in threading.enumerate() if thread.name == FLUSHING]:
-        await asyncio.to_thread(flushing.join)
+    (flushing,) = [thread for thread in threading.enumerate() if thread.name == FLUSHING]
+    await asyncio.to_thread(flushing.join)  # It runs on for seconds: close did not wait for it.
     assert [answer.status_code for answer in answers] == [200] * requests
     assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {5}
     assert sum(record.name.startswith("opentelemetry") for record in caplog.records) < requests / 4
