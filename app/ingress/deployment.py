@@ -36,7 +36,7 @@ from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected
 from deployments.api.protocols import IngressApi
-from deployments.api.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
+from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
 from deployments.metrics.exposition import Family
 from deployments.processes.guard import start_guard
@@ -75,7 +75,7 @@ class IngressBackend:
         self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
         self._started = False
         self._refresh_s = config.refresh_s
-        self._scheduler = ServeSchedulerClient(topology.app)
+        self._scheduler = scheduler_client(topology.app)
         self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
         self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}")
         replicas = engines(topology.app, config.replica_silence_s)

@@ -361,20 +361,21 @@ if TYPE_CHECKING:
     )
 
 
-class ServeSchedulerClient:
-    """Implements `SchedulerClient` for the Scheduler deployment of an application."""
+def scheduler_client(app: str) -> "ServeSchedulerClient":
+    """The client of an application's scheduler.
 
-    def __init__(self, app: str) -> None:
-        self._app = app
-        self._cached: DeploymentHandle | None = None
+    To be made before the process serves: it asks Serve's controller and makes Serve's router, and the event loop waits.
+    """
+    return ServeSchedulerClient(serve.get_deployment_handle("Scheduler", app).options(_by_reference=False))
+
+
+class ServeSchedulerClient:
+    """Implements `SchedulerClient`; `handle` is that of the Scheduler deployment."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
         self._link = CallLink("the scheduler", self._offer, DISPATCH_METHODS)
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def _handle(self) -> DeploymentHandle:
-        if self._cached is None:
-            self._cached = serve.get_deployment_handle("Scheduler", self._app).options(_by_reference=False)
-        return self._cached
 
     async def _offer(self) -> ChannelOffer:
         return await self.within(_OFFER_S).channel()

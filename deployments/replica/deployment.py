@@ -14,7 +14,7 @@ from ray.util import get_node_ip_address
 from deployments.api.calls import Submission
 from deployments.api.protocols import CONTROL_METHODS, PEER_METHODS, ChannelApi, EngineApi
 from deployments.api.report import Gauges, ReplicaReport
-from deployments.api.stubs import ServeSchedulerClient, engines
+from deployments.api.stubs import engines, scheduler_client
 from deployments.cache.occupancy import CacheReport, cache_report
 from deployments.channels.links import CallLinks
 from deployments.channels.listening import ChannelListener
@@ -110,7 +110,7 @@ class EngineReplica:
         profile = await measure(self._engine, self._slots, self._node, time.perf_counter) if moves else None
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
-        self._scheduler = ServeSchedulerClient(topology.app)
+        self._scheduler = scheduler_client(topology.app)
         world = self._make_world(migration, engine.hides_handed_over)
         self._replicas = engines(topology.app)
         self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)

@@ -205,8 +205,8 @@ async def test_a_call_that_the_scheduler_breaks_off_ends_no_task_of_ours() -> No
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("away")], ids=["heard", "not heard"])
 async def test_a_message_is_not_waited_for_and_may_be_lost(fault: Exception | None) -> None:
-    client, link = ServeSchedulerClient("app"), FakeLink(fault=fault)
-    client._cached, client._link = cast(Any, Handle()), cast(Any, link)
+    client, link = ServeSchedulerClient(cast(Any, Handle())), FakeLink(fault=fault)
+    client._link = cast(Any, link)
     client.notify(lambda scheduler: scheduler.hurry())
     assert link.calls == []
     await asyncio.sleep(0.1)
@@ -214,16 +214,15 @@ async def test_a_message_is_not_waited_for_and_may_be_lost(fault: Exception | No
 
 
 async def test_a_scheduler_offers_its_channel_by_its_handle() -> None:
-    client, handle = ServeSchedulerClient("app"), Handle(fault=RuntimeError("away"))
-    client._cached = cast(Any, handle)
+    handle = Handle(fault=RuntimeError("away"))
+    client = ServeSchedulerClient(cast(Any, handle))
     with pytest.raises(RuntimeError, match="away"):
         await client.within(1.0).view()
     assert handle.calls == [("channel", ())]
 
 
 async def test_a_scheduler_that_is_away_is_not_waited_for() -> None:
-    client = ServeSchedulerClient("app")
-    client._cached = cast(Any, Handle(takes_s=100.0))
+    client = ServeSchedulerClient(cast(Any, Handle(takes_s=100.0)))
     began = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
         await client.within(1.0).view()
