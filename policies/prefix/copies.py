@@ -72,10 +72,18 @@ class Donor(NamedTuple):
 
 
 def longest(held: Mapping[ReplicaId, HeldPrefix], block_tokens: int) -> tuple[Donor, ...]:
-    """The replicas with the longest prefixes, the longest first; of equals, that with the most in HBM."""
-    ordered = sorted(held.items(), key=lambda item: (-item[1].blocks, -item[1].hbm, item[0]))[:_DONORS]
+    """The replicas that have reported the longest prefixes, the longest first; of equals, that with the most in HBM.
+
+    Blocks that a replica has only promised may still wait there for their computation.
+    """
+    with_blocks = [item for item in held.items() if item[1].reported]
+    ordered = sorted(with_blocks, key=lambda item: (-item[1].reported, -item[1].hbm, item[0]))[:_DONORS]
     return tuple(
-        Donor(replica, Tokens(prefix.blocks * block_tokens), Tokens(prefix.dram * block_tokens))
+        Donor(
+            replica,
+            Tokens(prefix.reported * block_tokens),
+            Tokens(max(0, prefix.reported - prefix.hbm) * block_tokens),
+        )
         for replica, prefix in ordered
     )
 

@@ -23,15 +23,24 @@ V = TypeVar("V")
 
 
 class HeldPrefix(NamedTuple):
-    """The number of a prompt's first blocks in a replica's HBM, and that of the blocks after them in its DRAM."""
+    """The number of a prompt's first blocks in a replica's HBM, and that of the blocks after them in its DRAM.
+
+    The last `promised` blocks of both begin with one that the replica has not reported, but will compute.
+    """
 
     hbm: int
     dram: int = 0
+    promised: int = 0
 
     @property
     def blocks(self) -> int:
         """All blocks that need no computation."""
         return self.hbm + self.dram
+
+    @property
+    def reported(self) -> int:
+        """The first blocks that the replica has reported."""
+        return self.blocks - self.promised
 
 
 NO_PREFIX = HeldPrefix(0)
@@ -146,22 +155,28 @@ class PromptTree:
         hbm, dram = self._holders[Tier.HBM], self._holders[Tier.DRAM]
         new, old = self._promises.new, self._promises.old
         lengths: dict[int, int] = {}
+        reported: dict[int, int] = {}
         found: dict[ReplicaId, HeldPrefix] = {}
-        in_hbm = in_either = -1
+        in_hbm = in_reports = in_either = -1
         for count, name in enumerate(names):
-            holders = hbm.get(name, 0) | new.get(name, 0) | old.get(name, 0)
-            either = holders | dram.get(name, 0) if dram else holders
+            there = hbm.get(name, 0)
+            holders = there | new.get(name, 0) | old.get(name, 0)
+            there = there | dram.get(name, 0) if dram else there
+            either = holders | there
             if left := in_hbm & ~holders:
                 lengths.update((bit, count) for bit in _bits(left & either))
                 in_hbm &= holders
+            if left := in_reports & ~there:
+                reported.update((bit, count) for bit in _bits(left & either))
+                in_reports &= there
             if left := in_either & ~either:
                 if count:
-                    self._end(found, left, lengths, count)
+                    self._end(found, left, lengths, reported, count)
                 in_either &= either
             if not in_either:
                 return found
         if in_either > 0:
-            self._end(found, in_either, lengths, len(names))
+            self._end(found, in_either, lengths, reported, len(names))
         return found
 
     def blocks(self, replica: ReplicaId, tier: Tier) -> int:
@@ -205,11 +220,21 @@ class PromptTree:
             _clear(self._promises.new, mirror.bit, names)
             _clear(self._promises.old, mirror.bit, names)
 
-    def _end(self, found: dict[ReplicaId, HeldPrefix], bits: int, lengths: Mapping[int, int], count: int) -> None:
-        """Add the prefixes of these replicas, which end after `count` blocks; `lengths` are those of their HBM."""
+    def _end(
+        self,
+        found: dict[ReplicaId, HeldPrefix],
+        bits: int,
+        lengths: Mapping[int, int],
+        reported: Mapping[int, int],
+        count: int,
+    ) -> None:
+        """Add the prefixes of these replicas, which end after `count` blocks.
+
+        `lengths` are those of their HBM, `reported` those without promises, of the replicas where they are shorter.
+        """
         for bit in _bits(bits):
             hbm = lengths.get(bit, count)
-            found[self._by_bit[bit].replica] = HeldPrefix(hbm, count - hbm)
+            found[self._by_bit[bit].replica] = HeldPrefix(hbm, count - hbm, count - reported.get(bit, count))
 
 
 def _bits(bits: int) -> Iterator[int]:

@@ -76,7 +76,7 @@ async def copies_are_equal(pair: EnginePair, name: str, kind: Mapping[str, Any])
         await evict(pair, f"{name} {part}")
         if first:
             await pair.run(f"{name} {part} beginning", prompt[: first * BLOCK + 1], 1)
-        assert await present(pair, "a", prompt) == (first, blocks - first)
+        assert await present(pair, "a", prompt) == HeldPrefix(first, blocks - first)
         record = await pair.copy(f"{name} {part}", prompt, "a", "b")
         assert (record.outcome, record.held, record.present) == ("done", blocks, 0), record
         before = pair["b"].host.prompts

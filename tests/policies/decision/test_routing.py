@@ -113,8 +113,10 @@ def test_a_queued_request_that_moves_takes_its_promise_along() -> None:
     decide_pool(made, PoolReport(pool, requests=(moved,), moves=(report,)), 0.2)
 
     held = made.router.tree.match(tails["p"])
-    assert held == {A: HeldPrefix(12), B: HeldPrefix(5)}, "the other one still computes what they share there"
-    assert made.router.tree.match(tails["q"]) == {A: HeldPrefix(5), B: HeldPrefix(7)}
+    assert held == {A: HeldPrefix(12, promised=12), B: HeldPrefix(5, promised=5)}, (
+        "the other one still computes what they share there"
+    )
+    assert made.router.tree.match(tails["q"]) == {A: HeldPrefix(5, promised=5), B: HeldPrefix(7, promised=7)}
     assert 0 < made.router.queues.wait_s(B, 0.2) < both and made.router.queues.wait_s(A, 0.2) > 0
     made.router.tree.check_integrity()
 

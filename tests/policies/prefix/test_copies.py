@@ -79,3 +79,8 @@ def test_load_at_the_donor_does_not_occupy_the_link() -> None:
 def test_the_longest_prefixes_are_compared_and_of_equals_that_with_the_most_in_hbm() -> None:
     held = {A: HeldPrefix(1), B: HeldPrefix(0, 3), C: HeldPrefix(3), D: HeldPrefix(2, 1), E: HeldPrefix(1, 1)}
     assert longest(held, 16) == ((C, 48, 0), (D, 48, 16), (B, 48, 48))
+
+
+def test_no_replica_is_a_donor_of_what_it_has_only_promised() -> None:
+    held = {A: HeldPrefix(4, promised=4), B: HeldPrefix(3, 2, promised=1), C: HeldPrefix(3, 1, promised=2)}
+    assert longest(held, 16) == ((B, 64, 16), (C, 32, 0))

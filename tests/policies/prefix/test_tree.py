@@ -49,7 +49,17 @@ def test_a_promise_is_as_good_as_a_block() -> None:
     made.promise(A, [2, 3])
     made.promise(B, [1])
     made.promise(C, [1])  # C has no mirror
-    assert made.match([1, 2, 3]) == {A: HeldPrefix(3), B: HeldPrefix(1)}
+    assert made.match([1, 2, 3]) == {A: HeldPrefix(3, promised=2), B: HeldPrefix(1, promised=1)}
+
+
+def test_only_reported_blocks_before_the_first_promise_are_known_to_be_there() -> None:
+    made = tree(a=stored([1, 3]), b=stored([1, 2, 4], [3]), c=stored([2]))
+    made.promise(A, [2])
+    made.promise(B, [4])
+    made.promise(C, [1])
+    found = made.match([1, 2, 3, 4])
+    assert found == {A: HeldPrefix(3, promised=2), B: HeldPrefix(2, 2), C: HeldPrefix(2, promised=2)}
+    assert [found[each].reported for each in (A, B, C)] == [1, 4, 0]
 
 
 def test_a_promise_ends_when_its_block_has_been_there_and_is_removed() -> None:
@@ -58,7 +68,7 @@ def test_a_promise_ends_when_its_block_has_been_there_and_is_removed() -> None:
     made.promise(B, [1])
     made.apply(A, stored([1]))
     made.apply(A, removed([1]))
-    assert made.match([1]) == {B: HeldPrefix(1)}
+    assert made.match([1]) == {B: HeldPrefix(1, promised=1)}
 
 
 def test_a_promise_is_taken_back() -> None:
@@ -70,7 +80,7 @@ def test_a_promise_is_taken_back() -> None:
     made.withdraw(B, [2, 3])
     made.withdraw(C, [1])
     made.check_integrity()
-    assert made.match([1, 2, 3]) == {A: HeldPrefix(2), B: HeldPrefix(1)}
+    assert made.match([1, 2, 3]) == {A: HeldPrefix(2, promised=1), B: HeldPrefix(1, promised=1)}
 
 
 @given(st.integers(1, 100), st.lists(st.integers(1, 60), min_size=1, max_size=40))
@@ -83,7 +93,7 @@ def test_promises_last_for_half_of_their_time_at_least_and_not_for_ever(kept_s: 
         now += step
         made.expire(now)
         if now < kept_s / 2:
-            assert made.match([1]) == {A: HeldPrefix(1)}
+            assert made.match([1]) == {A: HeldPrefix(1, promised=1)}
     # Two more calls, as late as the generation is old, end it.
     for _ in range(2):
         now += kept_s / 2
@@ -123,8 +133,14 @@ changes = st.tuples(st.sampled_from([A, B, C]), names, names, names, names, st.b
 
 
 @settings(max_examples=300)
-@given(st.lists(st.one_of(changes, st.sampled_from([A, B, C])), max_size=25), st.permutations(NAMES))
-def test_the_tree_is_the_union_of_the_mirrors(history: list[Any], prompt: list[int]) -> None:
+@given(
+    st.lists(st.one_of(changes, st.sampled_from([A, B, C])), max_size=25),
+    st.permutations(NAMES),
+    st.dictionaries(st.sampled_from([A, B, C]), names),
+)
+def test_the_tree_is_the_union_of_the_mirrors(
+    history: list[Any], prompt: list[int], promises: dict[ReplicaId, set[int]]
+) -> None:
     made, caches = PromptTree(10.0), Caches()
     for event in history:
         if isinstance(event, str):
@@ -138,8 +154,12 @@ def test_the_tree_is_the_union_of_the_mirrors(history: list[Any], prompt: list[i
         cache = caches.setdefault(replica, {HBM: set(), DRAM: set()})
         for tier, new in (HBM, hbm), (DRAM, dram):
             cache[tier] = set(new) if whole else (cache[tier] - gone[tier]) | new
+    for promising, promised in promises.items():
+        made.promise(promising, promised)
     made.check_integrity()
-    assert made.match(prompt) == {r: prefix for r, cache in caches.items() if (prefix := held(cache, prompt)).blocks}
+    assert made.match(prompt) == {
+        r: prefix for r, cache in caches.items() if (prefix := held(cache, promises.get(r, set()), prompt)).blocks
+    }
     assert {(r, t): made.blocks(r, t) for r in caches for t in Tier} == {
         (r, t): len(cache[t]) for r, cache in caches.items() for t in Tier
     }
@@ -149,11 +169,15 @@ def test_the_tree_is_the_union_of_the_mirrors(history: list[Any], prompt: list[i
     )
 
 
-def held(cache: Mapping[Tier, set[int]], prompt: Sequence[int]) -> HeldPrefix:
+def held(cache: Mapping[Tier, set[int]], promised: set[int], prompt: Sequence[int]) -> HeldPrefix:
     """The prefix in a cache, block by block."""
-    hbm = next((i for i, name in enumerate(prompt) if name not in cache[HBM]), len(prompt))
-    both = next((i for i, name in enumerate(prompt) if name not in cache[HBM] | cache[DRAM]), len(prompt))
-    return HeldPrefix(hbm, both - hbm)
+
+    def first_without(names: set[int]) -> int:
+        return next((i for i, name in enumerate(prompt) if name not in names), len(prompt))
+
+    hbm, both = cache[HBM] | promised, cache[HBM] | cache[DRAM]
+    blocks = first_without(both | promised)
+    return HeldPrefix(first_without(hbm), blocks - first_without(hbm), blocks - first_without(both))
 
 
 @pytest.mark.parametrize("broken", ["holder", "promise"])
