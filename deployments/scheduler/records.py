@@ -5,7 +5,7 @@ from migration.protocol.record import MigrationRecord, Recent
 
 KEPT = 1000
 _ENDED = 1 << 16
-"""Ended migrations whose records are compared with later reports: replicas repeat records after lost answers."""
+"""Ended migrations that are known by their ids: replicas repeat records after lost answers."""
 
 
 class Records:
@@ -14,7 +14,8 @@ class Records:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._kept: Recent[str, MigrationRecord] = Recent(KEPT)
-        self._ended: Recent[str, MigrationRecord] = Recent(_ENDED)
+        self._resumed: Recent[str, bool] = Recent(_ENDED)
+        """Ended migrations, by whether the time of the first token at the target is known: that comes last."""
 
     def __contains__(self, id: object) -> bool:
         return id in self._kept
@@ -27,28 +28,18 @@ class Records:
         return sorted(self._kept.values(), key=lambda record: -record.started_at)
 
     def keep(self, record: MigrationRecord) -> bool:
-        """Keep a record. False if a record as new or newer of the ended migration has been kept before.
+        """Keep a record. False if one as new or newer of the ended migration has been kept before.
 
         A record of a migration under way is new each time, since it shows that the migration goes on.
         """
-        ended = self._ended.get(record.id)
-        if ended is not None and not _follows(record, ended):
+        whole_s, ended = record.whole_s, self._resumed.get(record.id)
+        if ended is not None and (ended or whole_s is None):
             return False
         self._kept[record.id] = record
         if record.outcome is not None:
             if ended is None:
                 self._telemetry.migrated(record)
-            if record.whole_s is not None and (ended is None or ended.whole_s is None):
-                self._telemetry.resumed(record.path, record.whole_s)
-            self._ended[record.id] = record
+            if whole_s is not None:
+                self._telemetry.resumed(record.path, whole_s)
+            self._resumed[record.id] = whole_s is not None
         return True
-
-
-def _follows(record: MigrationRecord, ended: MigrationRecord) -> bool:
-    """True if `record` is newer than `ended`, the kept record of an ended migration.
-
-    The last change of a record is the time of the first token at the target.
-    """
-    if record.outcome is None or record == ended:
-        return False
-    return ended.whole_s is None or record.whole_s is not None
