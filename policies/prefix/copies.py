@@ -42,14 +42,14 @@ class CopyReason(StrEnum):
 class Fetch:
     """A copy of the first `tokens` tokens of a prompt from `donor`, before its request runs.
 
-    It is predicted to take `copy_s` seconds, and saves `saves_s` seconds of prefill: the request waits no longer than
-    that for the copy.
+    It is predicted to take `copy_s` seconds. The request waits for it no longer than `within_s`: until its turn in the
+    queue of prefills, and for as long as the computation would take that the copy saves.
     """
 
     donor: ReplicaId
     tokens: Tokens
     copy_s: float
-    saves_s: float
+    within_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ def longest(held: Mapping[ReplicaId, HeldPrefix], block_tokens: int) -> tuple[Do
 def best_fetch(
     replica: ReplicaId,
     here: Tokens,
+    wait_s: float,
     computed_s: float,
     donors: Iterable[Donor],
     link: TokenLink,
@@ -100,9 +101,9 @@ def best_fetch(
 ) -> Fetch | None:
     """The copy with which a prompt's first token comes soonest on `replica`; None if none saves enough.
 
-    The replica has `here` tokens of the prompt, and needs `computed_s` seconds without a copy; `rest_s` is its time
-    with that many tokens. `load` is the time to load tokens from DRAM. No copy occupies a link for more than `limit_s`
-    seconds.
+    The replica has `here` tokens of the prompt. Its prefill begins after `wait_s` seconds and takes `computed_s`
+    without a copy; `rest_s` is its time with that many tokens. `load` is the time to load tokens from DRAM. No copy
+    occupies a link for more than `limit_s` seconds.
     """
     found: Fetch | None = None
     best_s = (1 - SAVES) * computed_s
@@ -113,5 +114,5 @@ def best_fetch(
         copy_s = link_s + (load.seconds(dram) if dram else 0.0)
         if link_s <= limit_s and copy_s + left_s <= best_s:
             best_s = copy_s + left_s
-            found = Fetch(donor, tokens, copy_s, computed_s - left_s)
+            found = Fetch(donor, tokens, copy_s, wait_s + computed_s - left_s)
     return found

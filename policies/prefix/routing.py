@@ -228,7 +228,8 @@ class Router:
             def rest_s(tokens: Tokens) -> float:
                 return self.speed.prefill_s(prompt - tokens, tokens, batch, context)
 
-            if fetch := best_fetch(replica.id, hbm, own_s, donors, self.link, self.load, self.link_limit_s, rest_s):
+            fetch = best_fetch(replica.id, hbm, wait_s, own_s, donors, self.link, self.load, self.link_limit_s, rest_s)
+            if fetch:
                 return ReplicaScore(replica.id, hbm, dram, wait_s, rest_s(fetch.tokens), fetch)
         return ReplicaScore(replica.id, hbm, dram, wait_s, own_s)
 

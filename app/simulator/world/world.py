@@ -255,7 +255,7 @@ class World:
             self._put(live, replica)
 
         give_up = self.mover.copy(donor, target, Tokens(missing * size), arrived)
-        deadline = self.loop.at(self.loop.now + fetch.saves_s, Turn.LINK, late)
+        deadline = self.loop.at(self.loop.now + fetch.within_s, Turn.LINK, late)
         return True
 
     # --- replicas -----------------------------------------------------------------------------------------

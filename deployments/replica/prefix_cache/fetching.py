@@ -26,8 +26,8 @@ CopyHere = Callable[[ReplicaId, CopyOrder], Awaitable[CopyRecord]]
 class Fetches:
     """Submits requests whose prompt's beginning is copied first.
 
-    A request waits for its copy no longer than the computation would take that the copy saves. It runs then, also
-    without the copied blocks.
+    A request waits for its copy no longer than until its turn, and then as long as the computation would take that the
+    copy saves. It runs then, also without the copied blocks.
     """
 
     def __init__(self, host: RequestHost, moves: Moves, copy_here: CopyHere) -> None:
@@ -46,7 +46,7 @@ class Fetches:
         task.add_done_callback(self._tasks.discard)
 
     async def _fetch(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch) -> None:
-        within_s = max(LEAST_S, fetch.saves_s)
+        within_s = max(LEAST_S, fetch.within_s)
         order = CopyOrder(uuid.uuid4().hex[:16], spec, CopyReason.FETCH, outputs, within_s)
         try:
             async with asyncio.timeout(within_s):

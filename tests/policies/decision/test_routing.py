@@ -175,7 +175,7 @@ def test_a_prefix_is_copied_to_where_there_is_room() -> None:
     assert (placed.replica, placed.matched) == (C, Matched(Tokens(100), Tokens(100)))
     assert (placed.fetch.donor, placed.fetch.tokens) == (A, 100)
     # By the prior of links within a node: 50 ms, and 100 kB at 1 GB/s. The prefill of 100 of 101 tokens is saved.
-    assert placed.fetch.copy_s == pytest.approx(0.0501) and placed.fetch.saves_s == pytest.approx(1.0)
+    assert placed.fetch.copy_s == pytest.approx(0.0501) and placed.fetch.within_s == pytest.approx(1.0)
     assert made.router.queues.wait_s(C, 0.0) < 0.05, "the copy is no prefill"
     again = place(made, arrival("again"), 0.0)
     assert isinstance(again, Place) and again.fetch is None, "the first one's promise"

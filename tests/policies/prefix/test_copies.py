@@ -22,26 +22,36 @@ LOAD = Line(0.1, 2e-4)
 
 
 def fetch(
-    *donors: tuple[ReplicaId, int], here: int = 0, line: Line | None = FAST, limit_s: float = 10.0, dram: int = 0
+    *donors: tuple[ReplicaId, int],
+    here: int = 0,
+    line: Line | None = FAST,
+    limit_s: float = 10.0,
+    dram: int = 0,
+    wait_s: float = 0.0,
 ) -> Fetch | None:
     """The copy with such donors, each of which has the last `dram` tokens in its host's memory."""
-    found = [Donor(donor, Tokens(tokens), Tokens(dram)) for donor, tokens in donors]
-    return best_fetch(B, Tokens(here), rest_s(Tokens(here)), found, lambda donor, target: line, LOAD, limit_s, rest_s)
+    found, own_s = [Donor(donor, Tokens(tokens), Tokens(dram)) for donor, tokens in donors], rest_s(Tokens(here))
+    return best_fetch(B, Tokens(here), wait_s, own_s, found, lambda donor, target: line, LOAD, limit_s, rest_s)
 
 
 def test_the_donor_with_which_the_first_token_comes_soonest_is_taken() -> None:
     near = fetch((A, 900), (C, 500))
     assert near is not None and (near.donor, near.tokens) == (A, 900)
-    assert near.copy_s == pytest.approx(0.009) and near.saves_s == pytest.approx(0.9)
+    assert near.copy_s == pytest.approx(0.009) and near.within_s == pytest.approx(0.9)
     slow = {A: Line(0.6, 1e-5), C: FAST}
     donors = [Donor(A, Tokens(900)), Donor(C, Tokens(500))]
-    found = best_fetch(B, Tokens(0), 1.0, donors, lambda donor, _: slow[donor], LOAD, 10.0, rest_s)
+    found = best_fetch(B, Tokens(0), 0.0, 1.0, donors, lambda donor, _: slow[donor], LOAD, 10.0, rest_s)
     assert found is not None and found.donor == C
 
 
 def test_only_what_the_replica_lacks_is_copied() -> None:
     found = fetch((A, 900), here=400)
-    assert found is not None and found.copy_s == pytest.approx(0.005) and found.saves_s == pytest.approx(0.5)
+    assert found is not None and found.copy_s == pytest.approx(0.005) and found.within_s == pytest.approx(0.5)
+
+
+def test_a_request_waits_for_its_copy_until_its_turn_and_as_long_as_it_saves() -> None:
+    found = fetch((A, 900), here=400, wait_s=2.0)
+    assert found is not None and found.within_s == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize("donors", [(), ((A, 400),), ((A, 300),), ((B, 900),)])
@@ -64,7 +74,7 @@ def test_a_copy_beyond_the_boundary_of_its_link_is_not_made() -> None:
 
 def test_donor_loads_first_what_only_its_host_has() -> None:
     found = fetch((A, 900), dram=500)
-    assert found is not None and found.copy_s == pytest.approx(0.009 + 0.2) and found.saves_s == pytest.approx(0.9)
+    assert found is not None and found.copy_s == pytest.approx(0.009 + 0.2) and found.within_s == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(("dram", "pays"), [(2900, True), (3100, False)])
