@@ -45,7 +45,7 @@ class JobLoad:
     longest: int
     answer: float
     context: float
-    pause_s: float
+    pause_s: float = 0.0
 
 
 class JobTime(NamedTuple):

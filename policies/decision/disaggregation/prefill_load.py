@@ -108,8 +108,8 @@ class PrefillLoad:
         self._expire(now)
         return self.decoded / self._rate(now) if self._placed else 0.0
 
-    def job_load(self, pause_s: float, now: float) -> JobLoad | None:
-        """The mean job; None without placements."""
+    def job_load(self, now: float) -> JobLoad | None:
+        """The mean job, without the pause of a hand-over; None without placements."""
         self._expire(now)
         if not self._placed:
             return None
@@ -120,7 +120,7 @@ class PrefillLoad:
         longest = sorted(each.computed for each in newest)[ceil((1 - TAIL) * count) - 1]
         prompt, cached = fmean(each.computed for each in newest), fmean(each.cached for each in newest)
         answer, rate = self.answer(now), self._rate(now)
-        return JobLoad(rate, round(prompt), round(cached), variation, longest, answer, self.context, pause_s)
+        return JobLoad(rate, round(prompt), round(cached), variation, longest, answer, self.context)
 
     @property
     def share_apart(self) -> float:

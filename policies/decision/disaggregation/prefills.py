@@ -85,7 +85,7 @@ def _candidates(count: int, least: int, most: int) -> list[int]:
 def _job(memory: PoolMemory, running: Sequence[Replica], now: float) -> JobLoad | None:
     """The mean job of the pool; None before an arrival, and while step times are unknown."""
     load, speed = memory.prefill_load, replica_speed(memory)
-    mean = load.job_load(0.0, now)
+    mean = load.job_load(now)
     if mean is None or speed is None:
         return None
     first, *others = sorted(running, key=lambda replica: (replica.role is not Role.PREFILL, replica.order))

@@ -189,18 +189,18 @@ def test_prompts_wait_in_no_long_line_at_replicas_for_prefills() -> None:
 
 def test_mean_job_of_the_newest_placements() -> None:
     load = PrefillLoad()
-    assert load.job_load(0.1, 5.0) is None and load.answer(5.0) == 0.0
+    assert load.job_load(5.0) is None and load.answer(5.0) == 0.0
     for second in range(100):
         load.add_placement(10 if second % 2 else 30, 6, 1.0 if second % 2 else 3.0, second >= 70, float(second))
         load.add_epoch(50.0, 40.0, [2, 2], float(second))
-    job = load.job_load(0.1, 99.0)
+    job = load.job_load(99.0)
     assert job is not None
     assert (job.rate, job.prompt, job.cached, job.variation) == (1.0, 20, 6, 0.25)
-    assert (job.longest, job.answer, job.context, job.pause_s) == (30, 50.0, 40.0, 0.1)
+    assert (job.longest, job.answer, job.context) == (30, 50.0, 40.0)
     assert load.share_apart == 30 / 60
     assert load.busy(apart=True, replicas=2, now=99.0) == 30 * 2.0 / LOAD_WINDOW_S / 2
     assert load.busy(apart=True, replicas=1, now=99.0) == MOST_BUSY
-    assert load.busy(apart=True, replicas=1, now=500.0) == 0.0 and load.job_load(0.1, 500.0) is None
+    assert load.busy(apart=True, replicas=1, now=500.0) == 0.0 and load.job_load(500.0) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=6), min_size=1, max_size=30))
