@@ -105,12 +105,15 @@ class RoutingCase:
 
 
 def case(workload: str, seed: int, traces: Path | None = None) -> RoutingCase:
-    """A workload. Raises `BadInput` for a trace that cannot be read in `traces`."""
+    """A workload. Raises `BadInput` for a trace that cannot be read in `traces`, and a seed beyond its end."""
     if workload != MOONCAKE:
         return RoutingCase(workload, seed, tuple(session_requests(workload, seed)))
     if traces is None:
         raise BadInput(f"{MOONCAKE} needs --traces, the folder of {_FILE}.")
-    return RoutingCase(workload, seed, tuple(part_of_trace(read_hashed(traces / _FILE), seed)), ROOMY)
+    requests = tuple(part_of_trace(read_hashed(traces / _FILE), seed))
+    if not requests:
+        raise BadInput(f"Seed {seed} is beyond the end of {_FILE}.")
+    return RoutingCase(workload, seed, requests, ROOMY)
 
 
 def part_of_trace(rows: Iterable[HashedRow], seed: int) -> Iterator[SessionRequest]:

@@ -1,6 +1,8 @@
 """Sessions of runs, their sending, and the figures and tables of runs."""
 
 import asyncio
+import gzip
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -114,3 +116,10 @@ def test_a_part_of_a_trace_has_equal_texts_for_equal_blocks() -> None:
     assert longest.prompt_tokens == 3000
     with pytest.raises(BadInput, match="needs --traces"):
         case(MOONCAKE, 0)
+
+
+def test_a_part_beyond_the_end_of_a_trace_is_refused(tmp_path: Path) -> None:
+    row = {"arrival_s": 0.0, "prompt_tokens": 512, "output_tokens": 1, "hash_ids": [0]}
+    (tmp_path / "mooncake_conversation.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    with pytest.raises(BadInput, match="Seed 3 is beyond the end"):
+        case(MOONCAKE, 3, tmp_path)
