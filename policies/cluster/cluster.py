@@ -561,6 +561,11 @@ class Cluster:
         """True if the replica accepts requests and has room for this one."""
         return replica.accepts and self._has_room(replica, self.size_on(request, replica), request.tokens)
 
+    def fitting(self, request: Request, replicas: Iterable[Replica]) -> Iterator[Replica]:
+        """Those of the replicas that accept requests and have room for this one, in their order."""
+        size, tokens = self.size(request), request.tokens
+        return (each for each in replicas if each.accepts and self._has_room(each, size.on(each), tokens))
+
     def tightest(self, size: Size, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Best fit: the replica with the least room in which a request of that size and its growth fit; of equals the
         oldest. Replicas that share more of it with others come first, however much room they have.

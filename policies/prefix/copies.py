@@ -106,11 +106,13 @@ def best_fetch(
     occupies a link for more than `limit_s` seconds.
     """
     found: Fetch | None = None
-    best_s = (1 - SAVES) * computed_s
+    best_s, left_s, known = (1 - SAVES) * computed_s, 0.0, None
     for donor, tokens, dram in donors:
         if donor == replica or tokens <= here or (line := link(donor, replica)) is None:
             continue
-        link_s, left_s = line.seconds(tokens - here), rest_s(tokens)
+        if tokens != known:  # Donors often have the same blocks, and this is an inner loop of placements.
+            left_s, known = rest_s(tokens), tokens
+        link_s = line.seconds(tokens - here)
         copy_s = link_s + (load.seconds(dram) if dram else 0.0)
         if link_s <= limit_s and copy_s + left_s <= best_s:
             best_s = copy_s + left_s

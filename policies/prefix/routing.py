@@ -192,12 +192,8 @@ class Router:
         empty: bool = True,
     ) -> list[ReplicaScore]:
         """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
-        with_room = (
-            replica
-            for replica in cluster.running()
-            if replica.id not in barred and (empty or replica.requests) and cluster.fits(request, replica)
-        )
-        return self.scores_of(with_room, request.tokens, held, now)
+        allowed = (each for each in cluster.running() if each.id not in barred and (empty or each.requests))
+        return self.scores_of(cluster.fitting(request, allowed), request.tokens, held, now)
 
     def scores_of(
         self, replicas: Iterable[Replica], prompt: Tokens, held: Mapping[ReplicaId, HeldPrefix], now: float
