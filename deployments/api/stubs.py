@@ -361,14 +361,6 @@ if TYPE_CHECKING:
     )
 
 
-def scheduler_client(app: str) -> "ServeSchedulerClient":
-    """The client of an application's scheduler.
-
-    To be made before the process serves: it asks Serve's controller and makes Serve's router, and the event loop waits.
-    """
-    return ServeSchedulerClient(serve.get_deployment_handle("Scheduler", app).options(_by_reference=False))
-
-
 class ServeSchedulerClient:
     """Implements `SchedulerClient`; `handle` is that of the Scheduler deployment."""
 
@@ -395,3 +387,11 @@ class ServeSchedulerClient:
             await message(self.within(_NOTIFY_S))
         except Exception as error:
             log.debug("a message did not reach the scheduler: %r", error)
+
+
+def scheduler_client(app: str) -> ServeSchedulerClient:
+    """The client of an application's scheduler.
+
+    To be made before the process serves: it asks Serve's controller and makes Serve's router, and the event loop waits.
+    """
+    return ServeSchedulerClient(serve.get_deployment_handle("Scheduler", app).options(_by_reference=False))

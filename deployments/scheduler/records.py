@@ -32,12 +32,12 @@ class Records:
 
         A record of a migration under way is new each time, since it shows that the migration goes on.
         """
-        whole_s, ended = record.whole_s, self._resumed.get(record.id)
-        if ended is not None and (ended or whole_s is None):
+        whole_s, resumed = record.whole_s, self._resumed.get(record.id)
+        if resumed is not None and (resumed or whole_s is None):
             return False
         self._kept[record.id] = record
         if record.outcome is not None:
-            if ended is None:
+            if resumed is None:
                 self._telemetry.migrated(record)
             if whole_s is not None:
                 self._telemetry.resumed(record.path, whole_s)

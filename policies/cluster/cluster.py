@@ -563,8 +563,8 @@ class Cluster:
 
     def fitting(self, request: Request, replicas: Iterable[Replica]) -> Iterator[Replica]:
         """Those of the replicas that accept requests and have room for this one, in their order."""
-        size, tokens = self.size(request), request.tokens
-        return (each for each in replicas if each.accepts and self._has_room(each, size.on(each), tokens))
+        size = self.size(request)
+        return (replica for replica in replicas if self._takes(replica, size))
 
     def tightest(self, size: Size, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Best fit: the replica with the least room in which a request of that size and its growth fit; of equals the
@@ -597,9 +597,7 @@ class Cluster:
         if size.prompt is None:
             fitting = (r for r in on_node if r.accepts and r.room >= need and accept(r))
             return (max if widest else min)(fitting, key=lambda r: (r.room, r.order), default=None)
-        return choose(
-            [r for r in on_node if r.accepts and self._has_room(r, size.on(r), size.tokens) and accept(r)], size, widest
-        )
+        return choose([replica for replica in on_node if self._takes(replica, size) and accept(replica)], size, widest)
 
     def roomiest(self) -> Iterator[Replica]:
         """Running replicas in descending order of room, up to the cluster's next change."""
@@ -816,15 +814,15 @@ class Cluster:
             return replica.room >= self.need(tokens)
         return replica.has_room(self.need(added), self.need(tokens))
 
+    def _takes(self, replica: Replica, size: Size) -> bool:
+        """True if a replica accepts requests and has room for one of that size."""
+        return replica.accepts and self._has_room(replica, size.on(replica), size.tokens)
+
     def _sharing(self, size: Size, accept: Callable[[Replica], object] | None, widest: bool) -> Iterator[Replica]:
         """The best replica with room of each of a size's groups, those first that share most."""
 
         def takes(replica: Replica) -> bool:
-            return (
-                replica.accepts
-                and self._has_room(replica, size.on(replica), size.tokens)
-                and (accept is None or bool(accept(replica)))
-            )
+            return self._takes(replica, size) and (accept is None or bool(accept(replica)))
 
         for shared, group in size.groups():
             if len(group) * len(group) <= len(self.replicas):

@@ -87,7 +87,7 @@ def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
 def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: float) -> frozenset[ReplicaId]:
     """The prefill replicas with room for a request on which its prefill would begin soonest; none without any."""
     cluster, queues = memory.cluster, memory.router.queues
-    able = (r for r in cluster.prefills() if r.id not in barred and cluster.fits(request, r))
+    able = cluster.fitting(request, (replica for replica in cluster.prefills() if replica.id not in barred))
     waits = {replica.id: queues.wait_s(replica.id, now) for replica in able}
     least_s = min(waits.values(), default=0.0)
     return frozenset(replica for replica, wait_s in waits.items() if wait_s <= least_s)

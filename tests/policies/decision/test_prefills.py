@@ -196,7 +196,7 @@ def test_mean_job_of_the_newest_placements() -> None:
     job = load.job_load(99.0)
     assert job is not None
     assert (job.rate, job.prompt, job.cached, job.variation) == (1.0, 20, 6, 0.25)
-    assert (job.longest, job.answer, job.context) == (30, 50.0, 40.0)
+    assert (job.longest, job.answer, job.context, job.pause_s) == (30, 50.0, 40.0, 0.0)
     assert load.share_apart == 30 / 60
     assert load.busy(apart=True, replicas=2, now=99.0) == 30 * 2.0 / LOAD_WINDOW_S / 2
     assert load.busy(apart=True, replicas=1, now=99.0) == MOST_BUSY
