@@ -5,6 +5,7 @@ Serve, scheduler, ingress and migrations are the application's own. The modules,
 
     case        runs as values: a variant of the application, a window of a trace, the conditions; their order
     measure     carries out one run
+    external    an autoscaler beside the application, for variants in which neither Mell nor Serve scales
     observed    observations of a run, and the file of runs
     figures     figures of a run
     predict     the simulator on the same requests, calibrated by the runs

@@ -1,9 +1,10 @@
 """Runs as values: variants of the application, windows of traces, and an order for a fair comparison."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from app.simulator.autoscaling.rule import LoadMeasure, ScalingRule
 from app.simulator.errors import BadInput
 from deployments.config import ServiceLevelSettings
 from deployments.engine.pace import Pace
@@ -12,13 +13,16 @@ from policies.cost.service import ServiceLevel
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "mell": {"policy": "pack", "mode": "act"},
     "mell_slo": {"policy": "pack", "mode": "act"},
-    "load_balance": {"policy": "load_balance", "mode": "act"},
+    "load_balance": {"policy": "load_balance:drain=true", "mode": "act"},
     "worst_fit": {"policy": "worst_fit", "mode": "act", "moves_per_epoch": 0},
     "pack_unmoved": {"policy": "pack", "mode": "act", "moves_per_epoch": 0},
     "serve": {"policy": "worst_fit", "mode": "off"},
     "serve_quick": {"policy": "worst_fit", "mode": "off"},
+    "kv": {"policy": "worst_fit", "mode": "off"},
+    "kv_quick": {"policy": "worst_fit", "mode": "off"},
 }
-"""Settings of the scheduler by variant. `serve` leaves the number of replicas to Serve, and places by worst fit."""
+"""Settings of the scheduler by variant. `serve` leaves the number of replicas to Serve, `kv` to an autoscaler by KV
+utilisation; both place by worst fit."""
 
 FOLLOWS_LEVEL = ("mell_slo",)
 """The variants that get the service level of the conditions, instead of their slack and foresight."""
@@ -26,6 +30,13 @@ FOLLOWS_LEVEL = ("mell_slo",)
 SERVE_SCALES = ("serve", "serve_quick")
 """The variants in which Serve's autoscaler decides: with its default delays, with which it closes no replica within ten
 minutes, and with those of the conditions."""
+
+KV_SCALES = ("kv", "kv_quick")
+"""The variants in which an autoscaler by KV utilisation decides: with Serve's default delays, and with those of the
+conditions."""
+
+_QUICK_LOOK_BACK_S, _QUICK_PUSH_S = 10.0, 2.0
+"""The interval and the period of the metrics of `kv_quick`, as in a plan with short delays."""
 
 BASELINE = "worst_fit"
 """The default reference of ratios."""
@@ -71,8 +82,9 @@ class Conditions:
     """The conditions shared by all variants.
 
     Requests of the first `warmup_s` seconds do not count, those of the next `seconds` do; Serve's autoscaler needs the
-    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica, and `upscale_s` and
-    `downscale_s` are the delays of `serve_quick`. The KV capacity of `slack` replicas is kept free. `foresight_s` is
+    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica, `kv_target` that of an
+    autoscaler by KV utilisation, as a share; `upscale_s` and `downscale_s` are the delays of the quick variants. The KV
+    capacity of `slack` replicas is kept free. `foresight_s` is
     off by default: the scheduler remembers rises in demand for longer than a run lasts, and every run begins with a
     rise from zero. The service level `ttft_p99_s`, `itl_p99_ms` is for the variants that follow one.
     """
@@ -84,6 +96,7 @@ class Conditions:
     slack: float = 0.5
     foresight_s: float = 0.0
     ongoing: int = 10
+    kv_target: float = 0.7
     upscale_s: float = 2.0
     downscale_s: float = 30.0
     ttft_p99_s: float | None = None
@@ -110,8 +123,9 @@ class Conditions:
             f"{self.seconds:g} s after {self.warmup_s:g} s of warm-up, up to {self.max_replicas} replicas of "
             f"{pace.num_gpu_blocks_override * pace.block_size:,} tokens that start in {pace.startup_s:g} s and decode "
             f"in {1e3 * pace.decode_s:g} ms, epochs of {self.epoch_s:g} s, slack {self.slack:g}, foresight "
-            f"{self.foresight_s:g} s; Serve's target is {self.ongoing} requests per replica, after delays of "
-            f"{self.upscale_s:g} and {self.downscale_s:g} s; service level: {level or 'none'}"
+            f"{self.foresight_s:g} s; Serve's target is {self.ongoing} requests per replica, that of KV "
+            f"utilisation {self.kv_target:.0%}, quick delays are {self.upscale_s:g} and {self.downscale_s:g} s; "
+            f"service level: {level or 'none'}"
         )
 
 
@@ -159,6 +173,23 @@ def settings(case: LiveCase) -> dict[str, Any]:
         "scheduler": {**SCHEDULERS[case.variant], "epoch_s": conditions.epoch_s, **kept},
         "deployment_config": {"autoscaling_config": scaling},
     }
+
+
+def rule_of(case: LiveCase) -> ScalingRule | None:
+    """The rule of the autoscaler beside the application; None where Mell or Serve scales."""
+    if case.variant not in KV_SCALES:
+        return None
+    conditions = case.conditions
+    usual = ScalingRule(LoadMeasure.KV, conditions.kv_target)
+    if case.variant == "kv":
+        return usual
+    return replace(
+        usual,
+        upscale_delay_s=conditions.upscale_s,
+        downscale_delay_s=conditions.downscale_s,
+        look_back_s=_QUICK_LOOK_BACK_S,
+        push_s=_QUICK_PUSH_S,
+    )
 
 
 def read_level(text: str) -> ServiceLevelSettings:

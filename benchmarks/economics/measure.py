@@ -12,7 +12,9 @@ from app.replay.measurements import ReplayMeasurements, ReplaySample
 from app.replay.probe import TIMEOUT_S, MellProbe
 from app.replay.run import TraceReplay
 from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
-from benchmarks.economics.case import LiveCase, settings
+from app.simulator.autoscaling.rule import Autoscaler
+from benchmarks.economics.case import LiveCase, rule_of, settings
+from benchmarks.economics.external import follow, number_of_replicas
 from benchmarks.economics.observed import LiveRun, observe
 from benchmarks.servers import mell
 
@@ -47,15 +49,24 @@ def perform(case: LiveCase, traces: Path, show: Show, record: Path | None = None
     with mell(PORT, 1, **changed):
         psutil.cpu_percent()  # The next call returns the mean since this one.
         began = time.time()
-        measured = asyncio.run(_replay(due, show))
+        measured = asyncio.run(_replay(case, due, show))
         cpu = psutil.cpu_percent() / 100
     return LiveRun(case, observe(case, measured, began, cpu))
 
 
-async def _replay(due: Sequence[TraceRequest], show: Show) -> ReplayMeasurements:
-    url = f"http://127.0.0.1:{PORT}"
+async def _replay(case: LiveCase, due: Sequence[TraceRequest], show: Show) -> ReplayMeasurements:
+    url, rule = f"http://127.0.0.1:{PORT}", rule_of(case)
     async with connect(url) as api, connect(url, timeout_s=TIMEOUT_S) as mell:
         watch = MellProbe(mell, SEED)
         await watch.begin()
         replay = TraceReplay(api, await find_model(api), SEED, watch, show)
-        return await replay.run(due, 0.0, asyncio.Event())
+        run = replay.run(due, 0.0, asyncio.Event())
+        if rule is None:
+            return await run
+        autoscaler = Autoscaler(rule, 1, case.conditions.max_replicas)
+        with number_of_replicas() as write:
+            async with asyncio.TaskGroup() as together:  # Ends the run if the autoscaler fails.
+                scaling = together.create_task(follow(autoscaler.observe, watch, write))
+                measured = await run
+                scaling.cancel()
+        return measured

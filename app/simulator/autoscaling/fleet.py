@@ -20,7 +20,7 @@ from math import ceil
 from random import Random
 from typing import Protocol
 
-from app.simulator.autoscaling.rule import LoadMeasure, LoadSamples, ScalingRule, WantedChange, scale
+from app.simulator.autoscaling.rule import Autoscaler, LoadMeasure, ScalingRule
 from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.costs import Costs
 from app.simulator.costs.steps import StepTimes
@@ -90,18 +90,15 @@ class SimulatedFleet:
         self._replicas = Replicas(self.loop, self._times, memory, self)
         self._members: dict[ReplicaId, FleetMember] = {}
         self._queue: deque[Live] = deque()
-        self._samples = LoadSamples(rule.look_back_s, rule.push_s)
         self._chance = Random(f"{seed}-router")
-        self._least = max(1, setup.min_replicas)
-        self._wanted = self._least
-        self._change = WantedChange()
+        self._autoscaler = Autoscaler(rule, max(1, setup.min_replicas), setup.max_gpus)
         self._opened = 0
         self._succession = Succession(())
         self._arrived = 0
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run the arrivals of `jobs`, sorted by time, until the setup's horizon."""
-        for _ in range(self._wanted):
+        for _ in range(self._autoscaler.wanted):
             self._open(running=True)
         self._succession = Succession(jobs)
         self._await(self._succession.first, 0)
@@ -186,15 +183,9 @@ class SimulatedFleet:
 
     def _control(self) -> None:
         now = self.loop.now
-        self._samples.add(now, self._load())
-        load = self._samples.mean(now)
         running = sum(m.running and not m.stopping for m in self._members.values())
-        if load is not None:
-            wanted, self._change = scale(self._rule, load, running, self._wanted, self._change, now)
-            most = wanted if self._setup.max_gpus is None else self._setup.max_gpus
-            self._wanted = max(self._least, min(wanted, most))
-            self._apply()
-            self._replicas.settle()
+        self._apply(self._autoscaler.observe(now, self._load(), running))
+        self._replicas.settle()
         self._tick(now)
         self.loop.at(now + TICK_S, Turn.EPOCH, self._control)
 
@@ -206,12 +197,12 @@ class SimulatedFleet:
         queued = sum(live.held for live in self._queue)
         return (queued + sum(self._kv(member) for member in members)) / self._setup.capacity
 
-    def _apply(self) -> None:
+    def _apply(self, wanted: int) -> None:
         """Open or stop replicas until the wanted number is running or starting."""
         up = [member for member in self._members.values() if not member.stopping]
-        for _ in range(self._wanted - len(up)):
+        for _ in range(wanted - len(up)):
             self._open(running=not self._costs.startup_s)
-        surplus = max(0, len(up) - self._wanted)
+        surplus = max(0, len(up) - wanted)
         # Starting replicas first, then the newest; members are in the order of their opening.
         for member in sorted(reversed(up), key=lambda member: member.running)[:surplus]:
             member.stopping = True

@@ -97,3 +97,26 @@ class LoadSamples:
         pushed = now // self._push_s * self._push_s
         loads = [load for at, load in self._samples if pushed - self._look_back_s < at <= pushed]
         return sum(loads) / len(loads) if loads else None
+
+
+class Autoscaler:
+    """The rule over time: a number of replicas within bounds, from the load as it is now and was before.
+
+    `most` is None without a greatest number.
+    """
+
+    def __init__(self, rule: ScalingRule, least: int, most: int | None) -> None:
+        self.wanted = least
+        self._rule = rule
+        self._least = least
+        self._most = most
+        self._samples = LoadSamples(rule.look_back_s, rule.push_s)
+        self._change = WantedChange()
+
+    def observe(self, now: float, load: float, running: int) -> int:
+        """The wanted number of replicas at `now`, in seconds, which does not fall; `running` are those that run."""
+        self._samples.add(now, load)
+        if (mean := self._samples.mean(now)) is not None:
+            wanted, self._change = scale(self._rule, mean, running, self.wanted, self._change, now)
+            self.wanted = max(self._least, wanted if self._most is None else min(wanted, self._most))
+        return self.wanted

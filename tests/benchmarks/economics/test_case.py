@@ -3,15 +3,18 @@
 import pytest
 
 from app.settings import Settings
+from app.simulator.autoscaling.rule import LoadMeasure, ScalingRule
 from app.simulator.errors import BadInput
 from benchmarks.economics.case import (
     FOLLOWS_LEVEL,
+    KV_SCALES,
     SCHEDULERS,
     SERVE_SCALES,
     Conditions,
     RunWindow,
     read_level,
     read_window,
+    rule_of,
     settings,
     turns,
 )
@@ -39,7 +42,7 @@ def test_pairs_have_the_same_window_repeat_and_conditions() -> None:
     assert all(other.pairs_with != case().pairs_with for other in others)
 
 
-@pytest.mark.parametrize("variant", [v for v in SCHEDULERS if v not in SERVE_SCALES])
+@pytest.mark.parametrize("variant", [v for v in SCHEDULERS if v not in (*SERVE_SCALES, *KV_SCALES)])
 def test_settings_are_valid_for_the_application(variant: str) -> None:
     valid = Settings.model_validate(settings(case(variant)))
     assert valid.engine == "paced"
@@ -59,6 +62,23 @@ def test_serve_scales_by_itself(variant: str) -> None:
     assert scaling.target_ongoing_requests == 7
     given = (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3.0, 5.0)
     assert given is (variant == "serve_quick")
+
+
+@pytest.mark.parametrize("variant", KV_SCALES)
+def test_neither_mell_nor_serve_scales_beside_another_autoscaler(variant: str) -> None:
+    valid = Settings.model_validate(settings(case(variant)))
+    assert valid.scheduler.mode == "off"
+    assert valid.deployment_config.autoscaling_config.target_ongoing_requests is None
+
+
+def test_autoscalers_by_kv_utilisation_have_the_delays_of_serve_or_of_the_conditions() -> None:
+    conditions = Conditions(kv_target=0.4, upscale_s=3.0, downscale_s=5.0)
+    assert rule_of(case("kv", conditions=conditions)) == ScalingRule(LoadMeasure.KV, 0.4)
+    quick = rule_of(case("kv_quick", conditions=conditions))
+    assert quick is not None
+    assert (quick.measure, quick.target) == (LoadMeasure.KV, 0.4)
+    assert (quick.upscale_delay_s, quick.downscale_delay_s) == (3.0, 5.0)
+    assert all(rule_of(case(variant)) is None for variant in SCHEDULERS if variant not in KV_SCALES)
 
 
 @pytest.mark.parametrize("variant", SCHEDULERS)

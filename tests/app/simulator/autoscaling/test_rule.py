@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.simulator.autoscaling.rule import LoadSamples, ScalingRule, WantedChange, scale
+from app.simulator.autoscaling.rule import Autoscaler, LoadSamples, ScalingRule, WantedChange, scale
 
 History = list[tuple[float, float, int]]
 """(seconds passed, load, running replicas) of every call."""
@@ -115,3 +115,16 @@ def test_samples_are_seen_after_their_push_for_the_look_back_period() -> None:
         means.append(samples.mean(float(second)))
     # Pushes at 0, 2, 4, 6 and 8; the mean of the samples of four seconds.
     assert means == [0.0, 0.0, 1.0, 1.0, 2.5, 2.5, 4.5, 4.5, 6.5]
+
+
+def test_an_autoscaler_keeps_its_bounds_and_waits_for_its_delays() -> None:
+    rule = ScalingRule(target=1.0, upscale_delay_s=2.0, downscale_delay_s=30.0, look_back_s=1.0, push_s=1.0)
+    autoscaler = Autoscaler(rule, 1, 3)
+    assert [autoscaler.observe(float(second), 5.0, 1) for second in range(4)] == [1, 1, 3, 3]
+    falling = [autoscaler.observe(float(second), 0.5, 3) for second in range(4, 37)]
+    assert falling == [3] * 30 + [1] * 3
+
+
+def test_an_autoscaler_without_a_greatest_number_follows_the_load() -> None:
+    autoscaler = Autoscaler(ScalingRule(target=1.0, upscale_delay_s=0.0, look_back_s=1.0, push_s=1.0), 1, None)
+    assert autoscaler.observe(0.0, 100.0, 1) == 100
