@@ -9,6 +9,7 @@ Serve, scheduler, ingress and migrations are the application's own. The modules,
     observed    observations of a run, and the file of runs
     figures     figures of a run
     predict     the simulator on the same requests, calibrated by the runs
+    frontier    plans of the windows: the best settings of every contender
     report      tables
 
 `python -m benchmarks.economics --help` lists the options.

@@ -5,6 +5,7 @@
     python -m benchmarks.economics --predict FILE    simulate the runs of a file, and compare
     python -m benchmarks.economics --foretell DIR    simulate the runs without carrying them out, --repeat seeds each
         --against FILE                               and compare their means with the ranges of the runs of a file
+    python -m benchmarks.economics --frontier DIR    plan the windows: all contenders' settings, simulated
 
 Variants: `mell` packs, migrates, opens and closes replicas with a fixed slack; `mell_slo` does so for a service level
 (`--slo`), from which its reserve follows; `load_balance` migrates from the highest load to the lowest, and off the
@@ -37,6 +38,7 @@ from benchmarks.economics.case import (
     turns,
 )
 from benchmarks.economics.figures import figures
+from benchmarks.economics.frontier import print_frontier
 from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun, missing
 from benchmarks.economics.predict import calibration, costs_of, foretell, is_predictable, predict, predictable
@@ -53,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.foretell:
             print(_foretold(_cases(given, given.foretell), given.foretell, given.baseline, given.against))
+        elif given.frontier:
+            windows = {case.window: case for case in _cases(given, given.frontier)}
+            for case in windows.values():
+                print_frontier(case, arrivals(case, given.frontier))
         elif given.predict:
             print(_predicted(read_runs(given.predict, LiveRun)))
         elif given.report:
@@ -85,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--report", type=Path, metavar="FILE", help="print the tables of these runs")
     what.add_argument("--predict", type=Path, metavar="FILE", help="simulate these runs, and compare")
     what.add_argument("--foretell", type=Path, metavar="DIR", help="folder of the traces: simulate the cases")
+    what.add_argument("--frontier", type=Path, metavar="DIR", help="folder of the traces: plan the windows")
     add = parser.add_argument
     add("--out", type=Path, default=Path("economics.jsonl"), help="file of runs (default: %(default)s)")
     add("--record", type=Path, metavar="DIR", help="folder for recordings of the scheduler's epochs, one file a run")

@@ -141,19 +141,26 @@ def foretell(case: LiveCase, due: Sequence[TraceRequest], seed: int) -> Figures:
         Job(RequestId(f"r{i}"), at_s, Tokens(each.prompt_tokens), Tokens(each.output_tokens))
         for i, (at_s, _, each) in enumerate(arrivals)
     ]
-    pace = conditions.pace
+    costs = usual_costs(conditions.pace, draw.uniform(*SERVE_STARTS_S))
+    return simulated(case, jobs, costs)
+
+
+def usual_costs(pace: Pace, serve_starts_s: float) -> Costs:
+    """Costs before any run, with the times outside of the engines that earlier runs had.
+
+    A start takes `serve_starts_s` seconds beside the engine's.
+    """
     link = LinkCosts(MEMCPY_BYTES_PER_S, ROUND_S)
-    costs = Costs(
+    return Costs(
         name="paced",
         slots=False,
-        startup_s=pace.startup_s + draw.uniform(*SERVE_STARTS_S),
+        startup_s=pace.startup_s + serve_starts_s,
         ingress_s=INGRESS_S,
         compute=compute_costs(pace),
         migration=MigrationCosts(
             intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=pace.block_size, handover_s=HANDOVER_S
         ),
     )
-    return simulated(case, jobs, costs)
 
 
 def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:

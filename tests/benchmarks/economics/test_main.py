@@ -135,6 +135,19 @@ def test_predictions_are_compared_with_runs_on_request(
     assert "1 runs, 2 seeds" in out and "DIFFERS" not in out.split("1 runs, 2 seeds")[1]
 
 
+def test_windows_are_planned_with_the_requests_and_the_engines_of_the_runs(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--windows", "steady:1:2", "--warmup", "20", "--seconds", "60", "--max-replicas", "2"]
+    assert economics.main(["--frontier", str(traces), *given, "--slo", "ttft_p99_s=2"]) == 0
+    out = capsys.readouterr().out
+    assert "steady.csv.gz: 4 requests in 80 s, the first 20 not counted" in out
+    assert "GPUs of 16,384 tokens" in out and "level: TTFT p99 2 s" in out
+    assert "Mell with this level keeps the level on 1.00 GPUs on average" in out
+    assert economics.main(["--frontier", str(traces), *given]) == economics.BAD_INPUT
+    assert "give --slo" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("record", [None, Path("recordings")])
 def test_the_scheduler_records_on_request(record: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
