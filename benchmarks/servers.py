@@ -52,6 +52,8 @@ PACED: dict[str, Any] = {
 VLLM_SERVER = "vllm.entrypoints.openai.api_server"
 CONTROL = "benchmarks.instruments.control"
 """The modules of vLLM's own server, and of the same server over an engine core that it has not started."""
+RELAY = "benchmarks.instruments.relay"
+"""The module of the process between engine and server, with `--relayed`."""
 
 ROOT = Path(__file__).parent.parent
 
@@ -229,9 +231,12 @@ def bare_vllm(
 
 
 @contextlib.contextmanager
-def control(port: int, rig: Rig = Rig(), log: Path | None = None) -> Iterator[int]:
-    """Run vLLM's server over an engine core that it has not started. See `mell` for `log`."""
-    command = rig.vllm_command(port, CONTROL)
+def control(port: int, rig: Rig = Rig(), log: Path | None = None, relayed: bool = False) -> Iterator[int]:
+    """Run vLLM's server over an engine core that it has not started. See `mell` for `log`.
+
+    With `relayed`, the engine's outputs pass through one more process.
+    """
+    command = [*rig.vllm_command(port, CONTROL), *(["--relayed"] if relayed else [])]
     with _process(command, port, "control", rig.vllm_environment, rig.start_limit_s, log):
         yield port
 

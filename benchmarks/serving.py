@@ -5,6 +5,7 @@
 
     vllm      vLLM's own server
     control   the same over an engine core that it has not started (`instruments.control`), as in Mell's ingress
+    relayed   the control with one more process between engine and server, which forwards the outputs unread
     mell      Mell
     rust      Mell with vLLM's Rust frontend, in a run without `mell`: one cluster of Ray at a time
 
@@ -32,13 +33,14 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.load import Load, offer
-from benchmarks.servers import CONTROL, MODEL, VLLM_SERVER, Rig, add_rig_options, bare_vllm, control, mell
+from benchmarks.servers import CONTROL, MODEL, RELAY, VLLM_SERVER, Rig, add_rig_options, bare_vllm, control, mell
 
 PROMPT, OUTPUT = 64, 128
 
 STARTS: Mapping[str, tuple[int, Callable[[int, Rig], AbstractContextManager[int]]]] = {
     "vllm": (8101, bare_vllm),
     "control": (8102, control),
+    "relayed": (8103, lambda port, rig: control(port, rig, relayed=True)),
     "mell": (8100, lambda port, rig: mell(port, 1, rig)),
     "rust": (8100, lambda port, rig: mell(port, 1, rig, ingress={"frontend": "rust"})),
 }
@@ -67,6 +69,7 @@ KINDS: Sequence[tuple[str, str]] = (
     ("VLLM::EngineCore", "core_cpu"),
     ("VLLM::Worker", "worker_cpu"),
     ("ServeReplica:mell:Engine", "replica_cpu"),
+    (RELAY, "replica_cpu"),
     ("ServeReplica:mell:Ingress", "frontend_cpu"),
     ("vllm-rs frontend", "frontend_cpu"),
     (VLLM_SERVER, "frontend_cpu"),
