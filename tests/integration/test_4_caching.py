@@ -222,7 +222,10 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
 
 
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
-    """A stream on the donor holds the prefix, and others fill the donor: the rest of the prompt has no room there."""
+    """A stream on the donor holds the prefix, and others fill the donor: the rest of the prompt has no room there.
+
+    The last ones are small, since a donor holds a prefix only while it has a free block, and all streams grow.
+    """
     blocks = 90
     shared = prompt(blocks * BLOCK + 8, "fetched")
     follower = [*shared, *prompt(1000, "follower")]
@@ -232,13 +235,14 @@ async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Applic
         streams = [asyncio.create_task(client.stream(Answer(), shared, 700, "holder"))]
         await eventually(lambda: holds(client, shared, blocks * BLOCK))
         donor, other = await holders(client, shared, blocks * BLOCK)
-        for number in range(20):
+        for size in (*[1000] * 9, *[150] * 50):
             found = await matched(client, follower)
             if found["replica"] == other:
                 break
-            filler = prompt(1000, f"filler-{number}")
-            streams.append(asyncio.create_task(client.stream(Answer(), filler, 700, "filler")))
-            await asyncio.sleep(0.3)
+            filler = Answer()
+            fill = client.stream(filler, prompt(size, f"filler-{len(streams)}"), 700, "filler")
+            streams.append(asyncio.create_task(fill))
+            await filler.until(1)
 
         before = await client.metrics()
         fetched, body = await client.complete(follower, 8)
