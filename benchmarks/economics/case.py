@@ -84,9 +84,9 @@ class Conditions:
     Requests of the first `warmup_s` seconds do not count, those of the next `seconds` do; Serve's autoscaler needs the
     warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica, `kv_target` that of an
     autoscaler by KV utilisation, as a share; `upscale_s` and `downscale_s` are the delays of the quick variants. The KV
-    capacity of `slack` replicas is kept free. `foresight_s` is
-    off by default: the scheduler remembers rises in demand for longer than a run lasts, and every run begins with a
-    rise from zero. The service level `ttft_p99_s`, `itl_p99_ms` is for the variants that follow one.
+    capacity of `slack` replicas is kept free. `foresight_s` is off by default: the scheduler remembers rises in demand
+    for longer than a run lasts, and every run begins with a rise from zero. The service level `ttft_p99_s`,
+    `itl_p99_ms` is for the variants that follow one.
     """
 
     warmup_s: float = 120.0

@@ -1,7 +1,6 @@
 """An autoscaler beside the application: it reads the state, and writes the number of replicas for Serve.
 
-Ray and vLLM have no autoscaler by KV utilisation; operators scale by vLLM's metric from outside. This one does so with
-the simulator's rule, and Mell's scheduler decides on no replica.
+It scales by the KV cache in use, with the simulator's rule. Mell's scheduler decides on no replica meanwhile.
 """
 
 import asyncio
