@@ -6,6 +6,7 @@ from typing import Any
 
 from app.simulator.autoscaling.rule import LoadMeasure, ScalingRule
 from app.simulator.errors import BadInput
+from app.simulator.planning.cases import LIMITED, POLICIES, Contender
 from deployments.config import ServiceLevelSettings
 from deployments.engine.pace import Pace
 from policies.cost.service import ServiceLevel
@@ -13,7 +14,7 @@ from policies.cost.service import ServiceLevel
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "mell": {"policy": "pack", "mode": "act"},
     "mell_slo": {"policy": "pack", "mode": "act"},
-    "load_balance": {"policy": "load_balance:drain=true", "mode": "act"},
+    "load_balance": {"policy": POLICIES[Contender.LOAD_BALANCE], "mode": "act"},
     "worst_fit": {"policy": "worst_fit", "mode": "act", "moves_per_epoch": 0},
     "pack_unmoved": {"policy": "pack", "mode": "act", "moves_per_epoch": 0},
     "serve": {"policy": "worst_fit", "mode": "off"},
@@ -22,7 +23,7 @@ SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "kv_quick": {"policy": "worst_fit", "mode": "off"},
 }
 """Settings of the scheduler by variant. `serve` leaves the number of replicas to Serve, `kv` to an autoscaler by KV
-utilisation; both place by worst fit."""
+utilisation; both place by worst fit. Load balancing is that of plans."""
 
 FOLLOWS_LEVEL = ("mell_slo",)
 """The variants that get the service level of the conditions, instead of their slack and foresight."""
@@ -33,10 +34,7 @@ minutes, and with those of the conditions."""
 
 KV_SCALES = ("kv", "kv_quick")
 """The variants in which an autoscaler by KV utilisation decides: with Serve's default delays, and with those of the
-conditions."""
-
-_QUICK_LOOK_BACK_S, _QUICK_PUSH_S = 10.0, 2.0
-"""The interval and the period of the metrics of `kv_quick`, as in a plan with short delays."""
+conditions, whose metrics are then those of a plan's short delays."""
 
 BASELINE = "worst_fit"
 """The default reference of ratios."""
@@ -187,8 +185,8 @@ def rule_of(case: LiveCase) -> ScalingRule | None:
         usual,
         upscale_delay_s=conditions.upscale_s,
         downscale_delay_s=conditions.downscale_s,
-        look_back_s=_QUICK_LOOK_BACK_S,
-        push_s=_QUICK_PUSH_S,
+        look_back_s=LIMITED.look_back_s,
+        push_s=LIMITED.push_s,
     )
 
 

@@ -12,13 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.replay.trace import TraceRequest
+from app.replay.trace import COLUMNS, TraceRequest
 from app.simulator.errors import BadInput
 from app.simulator.planning.__main__ import main as plan
 from benchmarks.economics.case import LiveCase
 from benchmarks.economics.predict import SERVE_STARTS_S, usual_costs
-
-COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
 def print_frontier(case: LiveCase, due: Sequence[TraceRequest]) -> None:
