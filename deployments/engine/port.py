@@ -116,7 +116,7 @@ class Engine(BlockStore, PrefixHolds, Protocol):
         """Continue a request after `outputs`. Returns at once.
 
         `sink` gets the output, or one of this module's errors. The first step reads a held `tail` if the prefix cache
-        has the blocks before it; the tail is freed in any case.
+        has the blocks before it; the tail is freed in any case, also of a request that is aborted.
         """
         ...
 

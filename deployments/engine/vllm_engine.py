@@ -7,8 +7,8 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -43,7 +43,7 @@ from migration.protocol.continuing import continued, holding, loading, plain_spe
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Generated, OutputSink, Slot
+from migration.protocol.ports import OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from policies.causes import Cause
@@ -89,8 +89,6 @@ class VllmEngine:
         self._copiers = copiers
         self._pools = is_pooling(config)
         self.tasks = tuple(tasks)
-        self._tails: dict[str, Tail] = {}
-        """The tails of runs whose first step has not taken them, by key."""
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -200,10 +198,8 @@ class VllmEngine:
         transfer = self._arrived()
         self._metrics.steps.begin(time.monotonic())
         if tail is not None:
-            self._tails[key] = tail
             transfer["mell_tail"] = asdict(tail)
             self.blocks_loaded += tail.last(self._block_size) - tail.first
-            sink = _TailSink(sink, lambda: self._free_tail(key))
         # vLLM would take a second request of one id for a continuation of the first.
         name = f"{key}-{next(self._numbers)}"
         run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits, spec.prompt_tokens)
@@ -220,12 +216,6 @@ class VllmEngine:
     def abort(self, key: str) -> None:
         """See `Engine.abort`."""
         self._runs.abort(key)
-        self._free_tail(key)
-
-    def _free_tail(self, key: str) -> None:
-        """Free the tail of a run, if it is still held."""
-        if tail := self._tails.pop(key, None):
-            self.discard(tail.name)
 
     def halt(self, key: str, left: int) -> None:
         """See `Engine.halt`."""
@@ -494,24 +484,6 @@ class VllmEngine:
             self._feed.close()
         self._reading.cancel()
         self._core.shutdown()
-
-
-@dataclass(frozen=True, slots=True)
-class _TailSink:
-    """Implements `OutputSink` for a run with a tail: the first step takes it, or finds the blocks before it gone."""
-
-    sink: OutputSink
-    free: Callable[[], None]
-
-    def take(self, step: Generated) -> None:
-        """See `OutputSink.take`."""
-        self.free()
-        self.sink.take(step)
-
-    def fail(self, error: Exception) -> None:
-        """See `OutputSink.fail`."""
-        self.free()
-        self.sink.fail(error)
 
 
 async def _before(request: asyncio.Task[None], waiting: Coroutine[Any, Any, T]) -> T | None:

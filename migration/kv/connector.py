@@ -6,15 +6,16 @@ Scheduler side (EngineCore process), in time order; the connector owns no blocks
                                  from the prefix cache, if the request orders that
     get_num_new_matched_tokens   number of context tokens that the load or the tail covers beyond the local cache
     update_state_after_alloc     record the cache blocks that the load or the tail fills
-    build_connector_meta         each step: loads, tails, output to restore, and changes of block tables
+    build_connector_meta         each step: loads, tails to copy or drop, output to restore, and changes of block tables
     take_events                  each step: if a request has asked for them, the contents of the prefix cache
     update_connector_output      name the blocks of complete loads in the prefix cache, if none needed them before,
-                                 and have requests end with their next token
+                                 have requests end with their next token, and take the names of blocks that failed
     request_finished_all_groups  forget a load that ends; return the number of deleted blocks
 
 Worker side:
     register_kv_caches           record the cache's layout, and start the copier
-    handle_preemptions           each step, before it writes to any block: void block tables, begin and end loads
+    handle_preemptions           each step, before it writes to any block: void block tables, begin and end loads, and
+                                 drop tails that no request needs
     start_load_kv                before the forward pass of a step with tails: copy these; in any step: restore output,
                                  and drop what requests that left have left behind in vLLM's batch
     get_finished                 at the end of the step: update block tables, report ended loads
@@ -41,6 +42,10 @@ A tail is the end of a context, with a block that is not full, which vLLM's pref
 workers hold it before its request comes. vLLM admits the request with the tail as computed tokens, and its first step
 copies the tail into the request's blocks before it reads them: that step computes only the tokens behind the tail. If
 the copy fails, vLLM ends the request with an error, and its reader submits it again.
+
+A tail belongs to its request as soon as that is added. vLLM names the block that a step fills when it plans the step:
+so the step has to find the tail even if its request has been aborted meanwhile. Otherwise the prefix cache would have a
+block that nobody has filled. The workers drop the tail of a request that ends before its first step, or needs no tail.
 
 A request is halted by its limit of tokens: the step after the one whose end reports it is its last, and brings its last
 token. An abort would discard the token of the step in flight, which computes it beside the target's first step.
@@ -147,6 +152,8 @@ class StepMetadata(KVConnectorMetadata):
     """Names of loads whose request has ended."""
     tails: list[TailLoad] = field(default_factory=list)
     """Tails of the requests whose first step this is."""
+    needless: list[str] = field(default_factory=list)
+    """Names of tails that no request needs any more."""
     outputs: dict[str, int] = field(default_factory=dict)
     """Output tokens of each new request to be restored, by vLLM's request id; 0 for a seeded request without output."""
 
@@ -240,6 +247,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._keyed: dict[str, _KeyedRequest] = {}
         self._tails: dict[str, Tail] = {}
         self._tail_loads: list[TailLoad] = []
+        self._needless: list[str] = []
         self._wanted: dict[str, WantedBlocks] = {}
         self._holds: dict[str, str] = {}
         self._names: dict[str, str] = {}
@@ -362,12 +370,14 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         return min(tail.tokens, known - 1)
 
     def _take_tail(self, tail: Tail, request: "Request", blocks: "KVCacheBlocks", tokens: int) -> None:
-        """Record the cache blocks of a request for the last `tokens` tokens of its tail."""
+        """Record the cache blocks of a request for the last `tokens` tokens of its tail; without any, it needs none."""
         if tokens:
             end = self._tail_end(tail, request)
             start = (end - tokens) // self.block_size
             ids = blocks.get_block_ids()[0][start : -(-end // self.block_size)]
             self._tail_loads.append(TailLoad(tail.name, start - tail.first, list(ids)))
+        else:
+            self._needless.append(tail.name)
 
     def _take_hold(self, hold: str, request: "Request", blocks: list[int], tokens: int) -> None:
         """Record the blocks of a hold: those of its prefix, and the one behind them."""
@@ -380,7 +390,12 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._held_tables.append(TableChange(hold, computed, prefix, replace=True, caught_up=True, held=True))
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Name the blocks of complete loads in the prefix cache; count those of ended loads as free; halt requests."""
+        """Name the blocks of complete loads in the prefix cache; count those of ended loads as free; halt requests.
+
+        Blocks that could not be filled lose their names: vLLM only takes those of requests that still run.
+        """
+        if connector_output.invalid_block_ids:
+            self._kv_cache_manager.evict_blocks(connector_output.invalid_block_ids)
         for request_id in connector_output.finished_recving or ():
             self._held.pop(request_id, None)
         report = connector_output.kv_connector_worker_meta
@@ -426,6 +441,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """The step's metadata for the worker."""
         meta = StepMetadata(held=self._held_tables, loads=self._admitted, cached=self._cached, tails=self._tail_loads)
         self._held_tables, self._admitted, self._cached, self._tail_loads = [], [], [], []
+        meta.needless, self._needless = self._needless, []
         self._add_gone(scheduler_output, meta)
         self._add_outputs(scheduler_output, meta)
         if self.unmovable:
@@ -460,7 +476,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
                 meta.ended.append(load)
             if hold := self._holds.pop(request_id, None):
                 meta.gone.append(hold)
-            self._tails.pop(request_id, None)
+            if tail := self._tails.pop(request_id, None):
+                meta.needless.append(tail.name)
             if keyed := self._keyed.pop(request_id, None):
                 meta.gone.append(keyed.key)
         for request_id in scheduler_output.preempted_req_ids or ():
@@ -493,10 +510,12 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             self.unsupported = str(error)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Void the block tables whose blocks this step may reuse; begin and end loads."""
+        """Void the block tables whose blocks this step may reuse; begin and end loads; drop needless tails."""
         meta = kv_connector_metadata
         assert isinstance(meta, StepMetadata)
         awaited = self.tables.void(meta.gone)
+        for name in meta.needless:
+            self.tails.pop(name, None)
         if meta.loads:
             fence = self._fence()
             for admitted in meta.loads:
@@ -520,13 +539,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         history.drop_budgets(self.runner)
 
     def _place(self, load: TailLoad) -> None:
-        held = self.tails.pop(load.tail, None)
-        if held is None:
-            # The replica frees the tail of a request that it aborts; a step may have been planned before.
-            log.info("tail %s was discarded before its first step", load.tail)
-            self._failed_blocks.update(load.blocks)
-            return
         try:
+            held = self.tails.pop(load.tail)
             assert self.layout is not None, "a tail came by the copier, which has a layout"
             self.layout.place(load.blocks, len(held) // self.layout.block_bytes, load.skip, held)
         except Exception:

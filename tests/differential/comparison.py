@@ -54,8 +54,18 @@ def _differences(path: str, name: str, one: Json, other: Json, noise: float) -> 
         else:
             for mine, theirs in zip(one, other, strict=True):
                 yield from _differences(f"{path}[]", name, mine, theirs, noise)
+    elif isinstance(one, str) and isinstance(other, str) and one != other:
+        yield Difference(path, _parting(one, other))
     elif not (name in _SCORES and _near(one, other, noise)) and (one != other or type(one) is not type(other)):
         yield Difference(path, f"{one!r} != {other!r}")
+
+
+def _parting(one: str, other: str) -> str:
+    """Where two texts part, and their parts around that place."""
+    equal = [mine == theirs for mine, theirs in zip(one, other, strict=False)]
+    at = equal.index(False) if False in equal else len(equal)
+    mine, theirs = (text[max(0, at - 40) : at + 80] for text in (one, other))
+    return f"from character {at} on: {mine!r} != {theirs!r}"
 
 
 def _near(one: Json, other: Json, noise: float) -> bool:

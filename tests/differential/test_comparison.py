@@ -48,6 +48,19 @@ def test_lists_of_other_lengths_name_where_they_part(one: list[int], other: list
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        ("x" * 900 + "ab", "x" * 900 + "cb", f"from character 900 on: '{'x' * 40}ab' != '{'x' * 40}cb'"),
+        ("ab", "abc", "from character 2 on: 'ab' != 'abc'"),
+    ],
+    ids=["late", "one goes on"],
+)
+def test_texts_name_where_they_part(one: str, other: str, text: str) -> None:
+    (difference,) = differences(ServerAnswer(200, "json", one), ServerAnswer(200, "json", other), NOISE)
+    assert difference.text == text
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (ServerAnswer(200, "json", {}), ServerAnswer(400, "json", {})),

@@ -96,7 +96,7 @@ class Copier:
         self._tails = tails
         self._halts = halts
         self._expected: set[str] = set()
-        """Names of tails that may be held."""
+        """Names of tails that may be held, once each."""
         self._segments = Segments()
         self._waiting: list[tuple[_Connection, WaitingCall]] = []
         self._sendings: list[tuple[_Connection, Sending]] = []
@@ -275,6 +275,7 @@ class Copier:
             self._segments.check(slot)
         except Exception as error:
             return _failed(call.number, error)
+        self._expected.discard(call.tail)
         self._tails[call.tail] = held
         return TailHeld(call.number)
 

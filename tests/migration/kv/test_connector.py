@@ -135,6 +135,13 @@ def change(computed: int, *blocks: int, replace: bool = False, caught_up: bool =
     return TableChange("r.0", computed, list(blocks), replace, caught_up)
 
 
+def step_output(**members: Any) -> Any:
+    """What the workers report at the end of a step."""
+    from vllm.v1.outputs import KVConnectorOutput
+
+    return KVConnectorOutput(**members)
+
+
 # --- scheduler side: loads ----------------------------------------------------------------------------
 
 
@@ -226,7 +233,7 @@ def arrive(connector: Any, **workers: int) -> None:
     from migration.kv.connector import StepReport
 
     meta = StepReport({name.replace("m", "m."): count for name, count in workers.items()})
-    connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=meta))
+    connector.update_connector_output(step_output(kv_connector_worker_meta=meta))
 
 
 def filling(workers: int = 1) -> tuple[Any, Request, CacheManager]:
@@ -241,7 +248,7 @@ def filling(workers: int = 1) -> tuple[Any, Request, CacheManager]:
 
 def test_blocks_are_named_once_they_have_arrived_and_the_workers_learn_it() -> None:
     connector, _, manager = filling()
-    connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=None))
+    connector.update_connector_output(step_output(kv_connector_worker_meta=None))
     assert manager.cached == []
     arrive(connector, m1=1, m2=1)
     assert manager.cached == [("v1", 12)]
@@ -284,7 +291,7 @@ def test_halted_request_ends_with_its_next_token(limit: int, last: int) -> None:
         connector.on_new_request(each)
         each.num_output_tokens, each.max_tokens = 7, limit
     report = StepReport(halts=frozenset({"r.0", "gone.0"}))
-    connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=report))
+    connector.update_connector_output(step_output(kv_connector_worker_meta=report))
     assert (running["r.0"].max_tokens, running["s.0"].max_tokens) == (last, limit)
 
 
@@ -314,7 +321,7 @@ def test_loads_hold_at_most_half_of_the_cache() -> None:
         connector.on_new_request(other)
     assert connector.get_num_new_matched_tokens(large, 0) == (None, False), "5 and 4 blocks of 16 are over the half"
     assert connector.get_num_new_matched_tokens(small, 0) == (12, True)
-    connector.update_connector_output(SimpleNamespace(finished_recving={"v1"}, kv_connector_worker_meta=None))
+    connector.update_connector_output(step_output(finished_recving={"v1"}, kv_connector_worker_meta=None))
     assert connector.get_num_new_matched_tokens(large, 0) == (16, True)
 
 
@@ -417,15 +424,36 @@ def test_first_step_copies_the_tail_into_the_requests_blocks() -> None:
     connector, asked = with_tail(1, 10)
     covered, _ = connector.get_num_new_matched_tokens(asked, 8)
     connector.update_state_after_alloc(asked, Allocated([5, 6, 7]), covered)
-    assert start(connector, [5, 6, 7], 2, 10).tails == [TailLoad("m.tail", 1, [7])]
-    assert connector.build_connector_meta(Scheduled()).tails == []
+    first_step = start(connector, [5, 6, 7], 2, 10)
+    assert (first_step.tails, first_step.needless) == ([TailLoad("m.tail", 1, [7])], [])
+    # An abort since the step was planned does not take the tail from it: vLLM has named the block that the step fills.
+    after = connector.build_connector_meta(Scheduled(finished_req_ids=frozenset({"v1"})))
+    assert (after.tails, after.needless) == ([], [])
     assert connector.get_num_new_matched_tokens(asked, 8) == (0, False), "after a preemption it is not there any more"
 
 
-def test_tail_that_covers_nothing_is_not_copied() -> None:
+def test_tail_that_covers_nothing_is_dropped() -> None:
     connector, asked = with_tail(2, 10)
     connector.update_state_after_alloc(asked, Allocated([5, 6, 7]), 0)
-    assert start(connector, [5, 6, 7], 12).tails == []
+    first_step = start(connector, [5, 6, 7], 12)
+    assert (first_step.tails, first_step.needless) == ([], ["m.tail"])
+    assert connector.build_connector_meta(Scheduled()).needless == []
+
+
+def test_tail_of_a_request_that_ends_before_its_first_step_is_dropped() -> None:
+    connector, _ = with_tail(1, 10)
+    ended = Scheduled(finished_req_ids=frozenset({"v1"}))
+    assert [connector.build_connector_meta(ended).needless for _ in range(2)] == [["m.tail"], []]
+
+
+def test_blocks_of_a_failed_tail_lose_their_names_even_if_their_request_was_aborted() -> None:
+    connector = make_connector()
+    small = SmallPool(connector)
+    small.run(range(2 * BLOCK))
+    named = [block.block_id for block in small.pool.blocks if block.block_hash is not None]
+    connector.update_connector_output(step_output(invalid_block_ids={named[1], BLOCKS - 1}))
+    assert [block.block_id for block in small.pool.blocks if block.block_hash is not None] == named[:1]
+    assert small.pool.get_cached_block(small.key(range(2 * BLOCK)), [0]) is None
 
 
 # --- scheduler side: output so far --------------------------------------------------------------------
@@ -644,7 +672,8 @@ class SmallPool:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(BLOCK, sha256)
         self.pool = BlockPool(BLOCKS, True, BLOCK, enable_kv_cache_events=True)
-        connector.bind_kv_cache_manager(SimpleNamespace(block_pool=self.pool))
+        manager = SimpleNamespace(block_pool=self.pool, evict_blocks=self.pool.evict_blocks)
+        connector.bind_kv_cache_manager(manager)
         self.connector = connector
 
     def key(self, prompt: Sequence[int]) -> Any:
@@ -956,6 +985,13 @@ def test_tail_is_in_its_blocks_before_the_forward_pass_and_taken_once() -> None:
     step(connector, tails=[TailLoad("m.tail", 1, [9, 4])])
     assert cache[9].unique().tolist() == [2.0] and cache[4].unique().tolist() == [3.0]
     assert connector.tails == {} and connector.get_block_ids_with_load_errors() == set()
+
+
+def test_needless_tail_is_dropped_with_the_next_step() -> None:
+    connector, _ = make_worker()
+    connector.tails |= {name: tail_of(connector, 1.0) for name in ("m.tail", "n.tail")}
+    step(connector, needless=["m.tail", "never held"])
+    assert list(connector.tails) == ["n.tail"]
 
 
 @pytest.mark.parametrize("blocks", [1, 2], ids=["not held", "too few blocks"])

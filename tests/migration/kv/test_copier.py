@@ -213,12 +213,16 @@ async def test_tail_is_held_until_it_is_taken_or_discarded(desk: Desk) -> None:
     assert desk.tails == {}
 
 
-@pytest.mark.parametrize("discarded", [False, True], ids=["ever", "any more"])
-async def test_tail_that_is_not_expected_is_not_held(desk: Desk, discarded: bool) -> None:
+@pytest.mark.parametrize("before", [None, "discarded", "taken"])
+async def test_tail_that_is_not_expected_is_not_held(desk: Desk, before: str | None) -> None:
     slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
-    if discarded:
+    if before is not None:
         desk.client.expect("a")
+    if before == "discarded":
         desk.client.discard("a")
+    if before == "taken":
+        await desk.client.hold("a", 2, slot)
+        desk.tails.pop("a")
     with pytest.raises(TransferFailed, match="not expected"):
         await desk.client.hold("a", 2, slot)
     assert desk.tails == {}
