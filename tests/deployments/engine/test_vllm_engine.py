@@ -97,6 +97,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     """An engine over a fake core and stand-ins for copiers."""
     engine = object.__new__(VllmEngine)
     engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
+    engine._filled, engine._ending, engine.blocks_loaded = set(), set(), 0
     engine._block_size, engine._copiers = 16, copiers
     engine.mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
