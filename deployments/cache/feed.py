@@ -1,5 +1,8 @@
 """Keeps the mirror of a vLLM engine: reads the engine's events, and has the mirror repaired and audited.
 
+An engine publishes changes with almost every step, and the event loop's part of a message is dearer than the mirror's.
+So events are taken when somebody looks at the mirror, and otherwise once in `CATCH_UP_S`.
+
 vLLM publishes events on a socket (vllm/distributed/kv_events.py) that never makes it wait: a message that finds no room
 is dropped. The number of the next message shows that. There is one repair for everything, the contents of the pool,
 which the engine publishes on request among its events, and the same request is the audit. vLLM's replay of old messages
@@ -11,21 +14,26 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from deployments.cache.mirror import Mirror, Resync
 from migration.kv.cache_events import decode_batch
 
 log = logging.getLogger(__name__)
 
+CATCH_UP_S = 0.5
+"""The longest time for which an event waits at this end of the socket, in seconds."""
+
 ANSWER_S = 5.0
 """The time after which a request for the pool's contents is made again, in seconds."""
+
+_LOOK_S = 0.01
+"""The time between two looks for these contents, in seconds."""
 
 Asking = Callable[[], AbstractAsyncContextManager[None]]
 """Has the engine publish its pool's contents; the request is given up at the end of the context."""
@@ -59,13 +67,12 @@ class CacheFeed:
         self._ask = ask
         self._audit_s = audit_s
         self._wanted = asyncio.Event()
-        self._checked = asyncio.Event()
-        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         # Without a limit: events take much less memory than the blocks that they are about.
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(folder.endpoint)
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._keep())]
+        self._tasks = [asyncio.create_task(self._catch_up_always()), asyncio.create_task(self._keep())]
         self.resync()
 
     def resync(self) -> None:
@@ -79,23 +86,30 @@ class CacheFeed:
         self._socket.close(linger=0)
         self._folder.remove()
 
-    async def _read(self) -> None:
-        while self._mirror.off is None:
-            _, number, payload = await self._socket.recv_multipart()
-            self.take(int.from_bytes(number, "big"), payload)
+    def catch_up(self) -> None:
+        """Apply all events that have arrived."""
+        mirror = self._mirror
+        for number, payload in self._arrived():
+            checks = mirror.checks
+            try:
+                mirror.take(number, decode_batch(payload))
+            except msgspec.DecodeError as error:
+                log.exception("the events of the engine's cache cannot be read: there is no mirror of it")
+                mirror.give_up(f"the engine's events cannot be read: {error}")
+            if mirror.checks == checks and not mirror.exact:
+                self._wanted.set()
 
-    def take(self, number: int, payload: bytes) -> None:
-        """Take an encoded batch."""
-        mirror, checks = self._mirror, self._mirror.checks
-        try:
-            mirror.take(number, decode_batch(payload))
-        except msgspec.DecodeError as error:
-            log.exception("the events of the engine's cache cannot be read: there is no mirror of it")
-            mirror.give_up(f"the engine's events cannot be read: {error}")
-        if mirror.checks > checks:
-            self._checked.set()
-        elif not mirror.exact:
-            self._wanted.set()
+    def _arrived(self) -> Iterator[tuple[int, bytes]]:
+        """The batches that have arrived, encoded, with their numbers."""
+        with contextlib.suppress(zmq.Again):
+            while self._mirror.off is None and not self._socket.closed:
+                _, number, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+                yield int.from_bytes(number, "big"), payload
+
+    async def _catch_up_always(self) -> None:
+        while self._mirror.off is None:
+            self.catch_up()
+            await asyncio.sleep(CATCH_UP_S)
 
     async def _keep(self) -> None:
         """Have the pool's contents published after a loss, and at least every `audit_s` seconds."""
@@ -111,11 +125,12 @@ class CacheFeed:
 
     async def _check(self) -> bool:
         """Have the pool's contents published, and wait for them. False if they do not arrive."""
-        self._checked.clear()
-        before = self._mirror.resyncs.copy()
+        before, checks = self._mirror.resyncs.copy(), self._mirror.checks
         try:
             async with asyncio.timeout(ANSWER_S), self._ask():
-                await self._checked.wait()
+                while self._mirror.checks == checks:
+                    await asyncio.sleep(_LOOK_S)
+                    self.catch_up()
         except TimeoutError:
             return False
         for reason in self._mirror.resyncs - before:

@@ -2,15 +2,20 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
+import zmq
+import zmq.asyncio
+from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason
-from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.core_client import AsyncMPClient, _process_utility_output
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
@@ -30,8 +35,50 @@ _INLINE = 1 << 62
 """The size in bytes from which an array is a frame of its own: none is, so that a rest is one text of bytes."""
 
 
+_MESSAGES_AT_ONCE = 8
+"""The number of messages of a core that are read before the event loop does something else."""
+
+Take = Callable[[EngineCoreOutputs], None]
+"""Takes the outputs of one step."""
+
+
 class CoreClient(AsyncMPClient):
-    """Starts the engine's processes, and speaks with EngineCore."""
+    """Starts the engine's processes, and speaks with EngineCore.
+
+    A callback of the event loop reads the core's messages and hands their outputs on. With vLLM's own task and queue,
+    and pyzmq's coroutines, each message takes three turns of the loop.
+    """
+
+    def __init__(self, config: VllmConfig, executor: type[Executor]) -> None:
+        self._early: list[EngineCoreOutputs] = []
+        self._take: Take = self._early.append
+        super().__init__(config, executor, log_stats=True)
+
+    def _ensure_output_queue_task(self) -> None:
+        # In the place of vLLM's method. vLLM cancels the task when the core's process has ended, and at a shutdown.
+        if self.resources.output_queue_task is None:
+            messages = _Messages(self.resources.output_socket, self._read)
+            self.resources.output_queue_task = asyncio.create_task(messages.hand_on())
+
+    async def deliver(self, take: Take) -> None:
+        """See `Core.deliver`."""
+        self._ensure_output_queue_task()
+        for outputs in self._early:
+            take(outputs)
+        self._early.clear()
+        self._take = take
+        receiving = self.resources.output_queue_task
+        await asyncio.wait((receiving,))
+        error = EngineDeadError() if receiving.cancelled() else receiving.exception()
+        raise self._format_exception(error)
+
+    def _read(self, frames: list[zmq.Frame]) -> None:
+        self.resources.validate_alive(frames)
+        outputs: EngineCoreOutputs = self.decoder.decode(frames)
+        if outputs.utility_output is not None:
+            _process_utility_output(outputs.utility_output, self.utility_results)
+        elif outputs.outputs or outputs.scheduler_stats:
+            self._take(outputs)
 
     def send_request(self, frames: Frames) -> None:
         """Add a request. Raises EngineDeadError."""
@@ -42,6 +89,58 @@ class CoreClient(AsyncMPClient):
         """End a request that may have ended already. Does nothing if the engine is dead."""
         if not self.resources.engine_dead:
             self._send_input(EngineCoreRequestType.ABORT, [request_id])
+
+
+class _Messages:
+    """The messages of a socket, for a callback of the event loop: a few at a time, since others have their turn."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, take: Callable[[list[zmq.Frame]], None]) -> None:
+        self._socket = socket
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
+        self._goes_on = False
+        """True if the next messages are read without a signal."""
+
+    async def hand_on(self) -> None:
+        """Hand messages on for ever. Raises what `take` raises."""
+        # Of its own: vLLM closes the socket before it cancels the task.
+        signal = os.dup(self._plain.FD)
+        self._loop.add_reader(signal, self._signalled)
+        try:
+            self._read()  # There is no signal for the messages that have come.
+            await self._failed
+        finally:
+            self._loop.remove_reader(signal)
+            os.close(signal)
+
+    def _signalled(self) -> None:
+        if not self._goes_on:
+            self._read()
+
+    def _read(self) -> None:
+        self._goes_on = False
+        try:
+            for _ in range(_MESSAGES_AT_ONCE):
+                if self._failed.done() or self._socket.closed:
+                    return
+                self._take(receive_frames(self._plain))
+        except zmq.Again:
+            return
+        except Exception as error:
+            self._failed.set_exception(error)
+        else:
+            self._goes_on = True
+            self._loop.call_soon(self._read)
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """The next message. Raises zmq.Again if there is none."""
+    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more:
+        frames.append(socket.recv(copy=False))
+    return frames
 
 
 class Core(Protocol):
@@ -55,8 +154,8 @@ class Core(Protocol):
         """End a request that may have ended already."""
         ...
 
-    async def get_output_async(self) -> EngineCoreOutputs:
-        """The outputs of the next step. Raises EngineDeadError."""
+    async def deliver(self, take: Take) -> None:
+        """Hand the outputs of each step on. Raises EngineDeadError once the core has ended, and what `take` raises."""
         ...
 
 
@@ -119,8 +218,7 @@ class CoreRuns:
         """Take the core's outputs until it ends; then every run fails."""
         reason = "it was shut down"
         try:
-            while True:
-                self._take(await self._core.get_output_async())
+            await self._core.deliver(self._take)
         except EngineDeadError as error:
             reason = str(error)
         except Exception as error:

@@ -86,12 +86,15 @@ class Engine(BlockStore, PrefixHolds, Protocol):
     """The tasks of the model, with vLLM's names: `generate`, or those of a pooling model."""
     blocks_loaded: int
     """The number of KV blocks loaded from staging slots since the start."""
-    mirror: Mirror
-    """The names of the blocks in the prefix cache."""
     host_blocks: Blocks
     """The number of blocks for which the tier of host memory has room; 0: there is none."""
     naming: Naming | None
     """The engine's naming of blocks; None if there is no mirror."""
+
+    @property
+    def mirror(self) -> Mirror:
+        """The names of the blocks in the prefix cache, with all changes that the engine has published."""
+        ...
 
     @property
     def profiling(self) -> bool:

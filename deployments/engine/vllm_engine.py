@@ -101,14 +101,14 @@ class VllmEngine:
         self.processes = _processes(workers)
         self.fingerprint = _fingerprint(config, workers)
         self._reading = asyncio.create_task(self._runs.read())
-        self.mirror = Mirror(_why_unmirrored(config, workers))
+        self._mirror = Mirror(_why_unmirrored(config, workers))
         # Without a mirror nobody knows them, although the connector may keep some.
-        self.host_blocks = Blocks(workers[0]["host_blocks"] if self.mirror.off is None else 0)
+        self.host_blocks = Blocks(workers[0]["host_blocks"] if self._mirror.off is None else 0)
         self._feed: CacheFeed | None = None
         self._namer: BlockNamer | None = None
         self._unused = _unused_blocks(config)
-        if self.mirror.off is None:
-            self._feed = CacheFeed(self.mirror, events, self._publishing_cache, audit_s)
+        if self._mirror.off is None:
+            self._feed = CacheFeed(self._mirror, events, self._publishing_cache, audit_s)
             self._namer = BlockNamer(self._block_size, config.cache_config.prefix_caching_hash_algo)
         else:
             events.remove()
@@ -139,7 +139,16 @@ class VllmEngine:
         if endpoint := config.observability_config.otlp_traces_endpoint:
             # The engine's other processes inherit it. They trace their start.
             init_tracer("vllm.llm_engine", endpoint)
-        core = CoreClient(config, Executor.get_class(config), log_stats=True)
+        core = CoreClient(config, Executor.get_class(config))
+        try:
+            return await cls._of(core, events, audit_s)
+        except BaseException:
+            core.shutdown()
+            raise
+
+    @classmethod
+    async def _of(cls, core: CoreClient, events: EventFolder, audit_s: float) -> Self:
+        config = core.vllm_config
         workers = await core.collective_rpc_async("mell_describe")
         addresses = [worker["copier"] for worker in workers]
         copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
@@ -180,6 +189,13 @@ class VllmEngine:
             yield
         finally:
             self._runs.abort(name)
+
+    @property
+    def mirror(self) -> Mirror:
+        """See `Engine.mirror`."""
+        if self._feed is not None:
+            self._feed.catch_up()
+        return self._mirror
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""

@@ -53,21 +53,21 @@ class Outbox:
                 elif self._closed:
                     return
                 else:
-                    self._wake.clear()
-                    if not await self._woken():
+                    await self._woken()
+                    if reader == self._reader and not (self._events or self._closed):
                         yield ()
         finally:
             if reader == self._reader:
                 self.silent_since = clock()
 
-    async def _woken(self) -> bool:
-        """Wait for an event. False if there is none within `HEARTBEAT_S`."""
+    async def _woken(self) -> None:
+        """Wait for an event, another reader or the end, for `HEARTBEAT_S` at most."""
+        self._wake.clear()
+        heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._wake.set)
         try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        return True
+            await self._wake.wait()
+        finally:
+            heartbeat.cancel()
 
 
 class Outboxes:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
+
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.reading import Output, Reader, SegmentOrigin
@@ -176,8 +178,7 @@ HALTED = "halted"
 """The finish reason of a run that was halted: its request goes on, here or elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(msgspec.Struct, frozen=True, gc=False):
     """The output of one engine step for one request; in the last one, `finish` is vLLM's finish reason, or HALTED.
 
     `rest` is everything else in vLLM's output of this step, encoded (see `Extras`); None if there is nothing else.
@@ -270,7 +271,7 @@ class BlockStore(Protocol):
         ...
 
     def expect(self, tail: str) -> None:
-        """Let the workers hold the tail of this name, until `discard`."""
+        """Let the workers hold the tail of this name, once, or until `discard`."""
         ...
 
     async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:

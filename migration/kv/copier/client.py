@@ -146,7 +146,7 @@ class CopierClient:
         self._writer.write(encoded(ForgetLoad(load)))
 
     def expect(self, tail: str) -> None:
-        """Let a tail be held, until `discard`."""
+        """Let a tail be held once, or until `discard`."""
         self._writer.write(encoded(ExpectTail(tail)))
 
     async def hold(self, tail: str, blocks: int, slot: SlotRef) -> None:

@@ -9,10 +9,11 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
+from msgspec import structs
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -86,12 +87,12 @@ class StoppingEngine(FakeEngine):
                 if self.script is not None:
                     # Its KV blocks hold the scripted tokens, too.
                     self._contexts[key][-1] = self.script[count - 1]
-                    step = replace(step, tokens=(self.script[count - 1],))
+                    step = structs.replace(step, tokens=(self.script[count - 1],))
                     if count == len(self.script):
-                        yield replace(step, finish="stop")
+                        yield structs.replace(step, finish="stop")
                         return
                 if step.tokens and step.tokens[-1] in stops and count >= least:
-                    yield replace(step, finish="stop")
+                    yield structs.replace(step, finish="stop")
                     return
                 yield step
 

@@ -73,8 +73,9 @@ async def until(condition: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose answer came before the subscription is made again soon."""
+    """Events are taken soon, and a request whose answer came before the subscription is made again soon."""
     monkeypatch.setattr(feed, "ANSWER_S", 0.05)
+    monkeypatch.setattr(feed, "CATCH_UP_S", 0.005)
 
 
 async def test_the_mirror_follows_the_engine() -> None:
@@ -85,6 +86,20 @@ async def test_the_mirror_follows_the_engine() -> None:
         await engine.publish(AllBlocksCleared(), stored(4))
         await until(lambda: mirror.hbm.counts == {4: 1})
         assert mirror.exact
+
+
+async def test_whoever_looks_at_the_mirror_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with following() as (engine, mirror, follower):
+        monkeypatch.setattr(feed, "CATCH_UP_S", 60.0)
+        await asyncio.sleep(0.02)  # for the last turn with the short time
+        for name in range(1, 4):
+            await engine.publish(stored(name))
+
+        def there() -> bool:
+            follower.catch_up()
+            return mirror.hbm.counts == {1: 1, 2: 1, 3: 1}
+
+        await until(there)
 
 
 async def test_a_lost_message_is_noticed_with_the_next_one_and_repaired() -> None:

@@ -42,7 +42,7 @@ from app.tinymodel import ensure_tiny_model
 from deployments.cache.mirror import Mirror
 from deployments.engine import vllm_engine
 from deployments.engine.arguments import USAGE, check_model, engine_args, engine_config, frontend_args, is_pooling
-from deployments.engine.core import CoreRuns, StepMeter
+from deployments.engine.core import CoreRuns, StepMeter, Take
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie, _why_unmirrored
 from migration.protocol.continuing import plain_spec
@@ -75,11 +75,10 @@ class FakeCore:
     def send_abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    async def get_output_async(self) -> EngineCoreOutputs:
-        outputs = await self.outputs.get()
-        if isinstance(outputs, Exception):
-            raise outputs
-        return outputs
+    async def deliver(self, take: Take) -> None:
+        while not isinstance(outputs := await self.outputs.get(), Exception):
+            take(outputs)
+        raise outputs
 
     async def step(self, *outputs: EngineCoreOutput) -> None:
         """The outputs of one step, as they come over the wire."""
@@ -99,7 +98,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
     engine._filled, engine._ending, engine.blocks_loaded = set(), set(), 0
     engine._block_size, engine._copiers = 16, copiers
-    engine.mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
+    engine._mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
     engine._pools = False
     engine._reading = asyncio.create_task(engine._runs.read())
@@ -161,7 +160,7 @@ async def test_blocks_are_deleted_by_a_request_of_one_token_whose_end_has_their_
     engine = over(core := FakeCore())
     with pytest.raises(TransferFailed, match="not followed"):
         await engine.delete(None)
-    engine.mirror = Mirror()
+    engine._mirror = Mirror()
     for names, sent in (([5, 1 << 63], b"\0" * 7 + b"\5\x80" + b"\0" * 7), (None, None)):
         deleting = asyncio.create_task(engine.delete(names))
         await settle()
@@ -525,7 +524,7 @@ class TierMirror:
 )
 async def test_hold_loads_first_what_only_the_host_has(dram: int, free: int, loads: list[Any]) -> None:
     engine = over(core := FakeCore(), HoldingCopiers())
-    engine.mirror = TierMirror(3, dram)  # type: ignore[assignment]
+    engine._mirror = TierMirror(3, dram)  # type: ignore[assignment]
     engine.stats = lambda: SimpleNamespace(free_blocks=free)  # type: ignore[method-assign, assignment, return-value]
     engine._holds = {}
     holding = asyncio.create_task(engine.hold_prefix("h", plain_spec("r", (5,) * 120, 9), ()))
