@@ -31,12 +31,19 @@ log = logging.getLogger(__name__)
 _WITHOUT_REST = ("request_id", "new_token_ids", "finish_reason", "trace_headers", "num_nans_in_logits")
 """Members of an output that do not make up a rest by themselves."""
 _rest = attrgetter(*(name for name in EngineCoreOutput.__struct_fields__ if name not in _WITHOUT_REST))
+_further_statistics = attrgetter(
+    *("spec_decoding_stats", "kv_connector_stats", "ec_connector_stats", "perf_stats", "kv_cache_eviction_events"),
+    *("running_lora_adapters", "waiting_lora_adapters"),
+)
+"""Those that vLLM's logger adds up or keeps by step."""
 _INLINE = 1 << 62
 """The size in bytes from which an array is a frame of its own: none is, so that a rest is one text of bytes."""
 
-
 _MESSAGES_AT_ONCE = 8
 """The number of messages of a core that are read before the event loop does something else."""
+
+_DECODES_S = 0.25
+"""The longest time for which steps of decoding alone are added up before they are in vLLM's metrics."""
 
 Take = Callable[[EngineCoreOutputs], None]
 """Takes the outputs of one step."""
@@ -340,7 +347,8 @@ class StepMeter:
         if self._began is not None and (prefills or decodes):
             chunks = [PrefillChunk(each.num_computed_tokens, each.num_cached_tokens) for each in prefills]
             self.totals = self.totals.add(outputs.timestamp - self._began, decodes, self._context, chunks)
-            self.totals = self.totals.add(0.0, 0, 0.0, steps=self._silent)
+            if self._silent:
+                self.totals = self.totals.add(0.0, 0, 0.0, steps=self._silent)
         self._began = outputs.timestamp if stats.num_running_reqs else None
         self._context, self._silent = stats.kv_cache_usage * self._capacity, 0
 
@@ -348,7 +356,9 @@ class StepMeter:
 class EngineMetrics:
     """vLLM's metrics of one engine's work, and its newest scheduler statistics.
 
-    Metrics of requests are not among them: a request may have been on several engines (`app.ingress.telemetry`).
+    Metrics of requests are not among them: a request may have been on several engines (`app.ingress.telemetry`). vLLM's
+    logger has some thirty counters to go through in every step. Most steps only decode and change few of them, so these
+    steps are added up, for `_DECODES_S` at most.
     """
 
     def __init__(self, config: Any, capacity: int) -> None:
@@ -358,13 +368,36 @@ class EngineMetrics:
         self._logger.log_engine_initialized()
         self.scheduler = SchedulerStats()
         self.preemptions = 0
+        self._decoded: list[int] = []
+        """The tokens of each step that is not in vLLM's metrics yet."""
+        self._decoded_since = 0.0
 
     def record(self, outputs: EngineCoreOutputs) -> None:
         """Record one engine step."""
         self.steps.record(outputs)
-        if outputs.scheduler_stats is not None:
-            self.scheduler = outputs.scheduler_stats
-        self._logger.record(outputs.scheduler_stats, self._work(outputs) if outputs.outputs else None)
+        stats = outputs.scheduler_stats
+        if stats is not None and _only_decodes(stats, outputs):
+            if not self._decoded:
+                self._decoded_since = outputs.timestamp
+            self._decoded.append(sum([len(output.new_token_ids) for output in outputs.outputs]))
+            self.scheduler = stats
+            if outputs.timestamp - self._decoded_since >= _DECODES_S:
+                self._record_decodes()
+            return
+        self._record_decodes()
+        if stats is not None:
+            self.scheduler = stats
+        self._logger.record(stats, self._work(outputs) if outputs.outputs else None)
+
+    def _record_decodes(self) -> None:
+        """Add the steps of decoding alone to vLLM's metrics; `scheduler` is of the last one."""
+        if not self._decoded:
+            return
+        self._logger.record(self.scheduler, None)
+        self._logger.counter_generation_tokens[0].inc(sum(self._decoded))
+        for tokens in self._decoded:
+            self._logger.histogram_iteration_tokens[0].observe(tokens)
+        self._decoded.clear()
 
     def _work(self, outputs: EngineCoreOutputs) -> IterationStats:
         work = IterationStats()
@@ -376,3 +409,20 @@ class EngineMetrics:
                 work.num_preempted_reqs += event.type == EngineCoreEventType.PREEMPTED
         self.preemptions += work.num_preempted_reqs
         return work
+
+
+def _only_decodes(stats: SchedulerStats, outputs: EngineCoreOutputs) -> bool:
+    """True if vLLM's metrics get from a step its tokens and the state after it, which the next step replaces.
+
+    The step after which nothing runs is none: it may be the last one for long.
+    """
+    if not (stats.num_running_reqs and outputs.outputs):
+        return False
+    connector = stats.connector_prefix_cache_stats
+    if stats.prefix_cache_stats.requests or stats.prefix_cache_stats.preempted_requests:
+        return False
+    if connector is not None and (connector.requests or connector.preempted_requests):
+        return False
+    if any(_further_statistics(stats)):
+        return False
+    return not any([output.prefill_stats or output.events for output in outputs.outputs])

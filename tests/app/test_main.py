@@ -16,6 +16,8 @@ from deployments.config import Caching, EngineConfig, MigrationSettings, Schedul
 from deployments.replica.standby import HOOK, prepare
 from tests.app.test_settings import shipped
 
+SERVE_METRICS = "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"
+
 
 @pytest.fixture(autouse=True)
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -112,7 +114,7 @@ def test_engine_defaults_with_gpus_are_vllms() -> None:
     assert engine.init_args[0].kwargs == NAMED
     assert engine.ray_actor_options["num_gpus"] == 1.0
     assert engine.ray_actor_options["accelerator_type"] == "H100"
-    assert engine.ray_actor_options["runtime_env"]["env_vars"].keys() == {"VLLM_NO_USAGE_STATS"}
+    assert engine.ray_actor_options["runtime_env"]["env_vars"].keys() == {"VLLM_NO_USAGE_STATS", SERVE_METRICS}
 
 
 def test_replica_of_several_workers_has_a_gpu_for_each() -> None:
@@ -157,10 +159,20 @@ def test_rays_hook_has_the_name_that_ray_looks_for() -> None:
 def test_ingress_and_scheduler_have_one_event_loop_by_settings_that_ray_has() -> None:
     bound = deployments({})
     for name in ("Ingress", "Scheduler"):
-        environment = bound[name].ray_actor_options["runtime_env"]["env_vars"]
+        environment = _environment(bound[name])
+        del environment[SERVE_METRICS]
         assert set(environment.values()) == {"0"}
         assert all(getattr(constants, variable) is True for variable in environment), "their defaults"
-    assert not {v for v in bound["Engine"].ray_actor_options["runtime_env"]["env_vars"] if v.startswith("RAY_SERVE")}
+    assert {v for v in _environment(bound["Engine"]) if v.startswith("RAY_SERVE")} == {SERVE_METRICS}
+
+
+def test_serves_own_gauges_are_set_rarely_by_a_setting_that_ray_has() -> None:
+    assert getattr(constants, SERVE_METRICS) == 100, "its default, in ms"
+    assert {_environment(deployment)[SERVE_METRICS] for deployment in deployments({}).values()} == {"1000"}
+
+
+def _environment(deployment: Any) -> dict[str, str]:
+    return dict(deployment.ray_actor_options["runtime_env"]["env_vars"])
 
 
 def test_engine_kwargs_override_defaults() -> None:

@@ -1,22 +1,35 @@
-"""The client of vLLM's core, over real sockets: messages come as an engine's process sends them."""
+"""The client of vLLM's core, over real sockets, and vLLM's metrics of its steps."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+from prometheus_client import REGISTRY
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    UtilityOutput,
+)
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.core_client import BackgroundResources
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
+from app.tinymodel import ensure_tiny_model
 from deployments.engine import core
-from deployments.engine.core import CoreClient
+from deployments.engine.arguments import USAGE, engine_args
+from deployments.engine.core import CoreClient, EngineMetrics
 
 
 def step(*tokens: int) -> EngineCoreOutputs:
@@ -175,3 +188,62 @@ async def test_a_failure_of_the_taker_ends_the_delivery(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             with pytest.raises(ZeroDivisionError):
                 await client.deliver(fail)
+
+
+PREFILL = PrefillStats(num_prompt_tokens=20, num_computed_tokens=16, num_cached_tokens=4)
+MESSAGES: tuple[tuple[SchedulerStats, tuple[EngineCoreOutput, ...]], ...] = (
+    (
+        SchedulerStats(1, prefix_cache_stats=PrefixCacheStats(requests=1, queries=20, hits=4)),
+        (EngineCoreOutput("a", [1], prefill_stats=PREFILL),),
+    ),
+    (SchedulerStats(1, kv_cache_usage=0.1), (EngineCoreOutput("a", [2]),)),
+    (SchedulerStats(2, kv_cache_usage=0.2), (EngineCoreOutput("a", [3, 4]), EngineCoreOutput("b", [5]))),
+    (SchedulerStats(2, 1), ()),
+    (
+        SchedulerStats(1, 1, kv_cache_usage=0.3),
+        (EngineCoreOutput("a", [6], events=[EngineCoreEvent(EngineCoreEventType.PREEMPTED, 0.0)]),),
+    ),
+    (SchedulerStats(1, connector_prefix_cache_stats=PrefixCacheStats()), (EngineCoreOutput("a", [7]),)),
+    (
+        SchedulerStats(1, connector_prefix_cache_stats=PrefixCacheStats(requests=1, queries=8, hits=8)),
+        (EngineCoreOutput("a", [8]),),
+    ),
+    (
+        SchedulerStats(2, prefix_cache_stats=PrefixCacheStats(requests=1, queries=90, hits=32)),
+        (EngineCoreOutput("a", [4]),),
+    ),
+    (SchedulerStats(1, kv_cache_usage=0.4), (EngineCoreOutput("a", [9]),)),
+    (SchedulerStats(0), (EngineCoreOutput("a", [1], finish_reason=FinishReason.LENGTH),)),
+)
+"""The statistics and outputs of steps of all kinds."""
+
+
+def exposed(metrics: EngineMetrics) -> dict[tuple[str, str], float]:
+    """vLLM's metrics after steps of all kinds, by name and labels."""
+    for at, (stats, outputs) in enumerate(MESSAGES * 3):
+        metrics.record(EngineCoreOutputs(outputs=list(outputs), scheduler_stats=stats, timestamp=at / 100))
+    samples = [sample for family in REGISTRY.collect() if family.name.startswith("vllm:") for sample in family.samples]
+    return {(each.name, str(each.labels)): each.value for each in samples if not each.name.endswith("_created")}
+
+
+def test_steps_of_decoding_are_in_the_metrics_as_if_each_were_recorded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = engine_args(str(ensure_tiny_model()), {"dtype": "float32"}).create_engine_config(USAGE)
+    records = Mock(wraps=PrometheusStatLogger.record)
+    monkeypatch.setattr(PrometheusStatLogger, "record", lambda *args: records(*args))
+    together, calls = exposed(EngineMetrics(config, 100)), records.call_count
+    monkeypatch.setattr(core, "_only_decodes", lambda stats, outputs: False)
+    alone = exposed(EngineMetrics(config, 100))
+    assert together == alone
+    assert calls < records.call_count - calls
+
+
+def test_steps_of_decoding_are_in_the_metrics_soon() -> None:
+    config = engine_args(str(ensure_tiny_model()), {"dtype": "float32"}).create_engine_config(USAGE)
+    metrics = EngineMetrics(config, 100)
+    tokens = metrics._logger.counter_generation_tokens[0]._value
+    for at in range(100):
+        message = step(1)
+        message.scheduler_stats, message.timestamp = SchedulerStats(1), at / 100
+        metrics.record(message)
+        assert 0 <= at + 1 - tokens.get() <= 26
+    assert metrics.scheduler is message.scheduler_stats
