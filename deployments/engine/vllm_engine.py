@@ -101,6 +101,7 @@ class VllmEngine:
         self.processes = _processes(workers)
         self.fingerprint = _fingerprint(config, workers)
         self._reading = asyncio.create_task(self._runs.read())
+        self._unsupported: str | None = workers[0]["unsupported"]
         self._mirror = Mirror(_why_unmirrored(config, workers))
         # Without a mirror nobody knows them, although the connector may keep some.
         self.host_blocks = Blocks(workers[0]["host_blocks"] if self._mirror.off is None else 0)
@@ -139,29 +140,31 @@ class VllmEngine:
         if endpoint := config.observability_config.otlp_traces_endpoint:
             # The engine's other processes inherit it. They trace their start.
             init_tracer("vllm.llm_engine", endpoint)
-        core = CoreClient(config, Executor.get_class(config))
-        try:
-            return await cls._of(core, events, audit_s)
-        except BaseException:
-            core.shutdown()
-            raise
-
-    @classmethod
-    async def _of(cls, core: CoreClient, events: EventFolder, audit_s: float) -> Self:
-        config = core.vllm_config
-        workers = await core.collective_rpc_async("mell_describe")
-        addresses = [worker["copier"] for worker in workers]
-        copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
-        started = cls(core, workers, copiers, await core.get_supported_tasks_async(), events, audit_s)
-        if started._pools:
-            capacity = await measure_capacity(started, config, started.tasks, time.perf_counter)
-            started._capacity = Blocks(capacity // started._block_size)
-            await started.reset_prefix_cache()
-            return started
-        if not started.fingerprint.cache:
-            log.warning("requests move by tokens only: %s", workers[0]["unsupported"] or "the prefix cache is off")
-        await started._compile_sampling()
+        with contextlib.ExitStack() as failed:
+            core = CoreClient(config, Executor.get_class(config))
+            failed.callback(core.shutdown)
+            workers = await core.collective_rpc_async("mell_describe")
+            addresses = [worker["copier"] for worker in workers]
+            copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
+            if copiers is not None:
+                failed.callback(copiers.close)
+            started = cls(core, workers, copiers, await core.get_supported_tasks_async(), events, audit_s)
+            failed.callback(started.shutdown)
+            await started._prepare()
+            failed.pop_all()
         return started
+
+    async def _prepare(self) -> None:
+        """Measure or compile, in steps of the engine, what the first requests would wait for otherwise."""
+        config = self._core.vllm_config
+        if self._pools:
+            capacity = await measure_capacity(self, config, self.tasks, time.perf_counter)
+            self._capacity = Blocks(capacity // self._block_size)
+            await self.reset_prefix_cache()
+            return
+        if not self.fingerprint.cache:
+            log.warning("requests move by tokens only: %s", self._unsupported or "the prefix cache is off")
+        await self._compile_sampling()
 
     async def _compile_sampling(self) -> None:
         """Have vLLM compile its sampling functions now, and not within the first request that needs them.

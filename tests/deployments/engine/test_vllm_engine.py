@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -39,12 +40,14 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
+from deployments.cache.feed import EventFolder
 from deployments.cache.mirror import Mirror
 from deployments.engine import vllm_engine
 from deployments.engine.arguments import USAGE, check_model, engine_args, engine_config, frontend_args, is_pooling
 from deployments.engine.core import CoreRuns, StepMeter, Take
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie, _why_unmirrored
+from migration.kv.copier.client import Copiers
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
 from migration.protocol.errors import TransferFailed
@@ -424,6 +427,29 @@ def test_a_model_that_no_engine_can_run_is_refused(feature: str, model: dict[str
     assert row(feature).how is How.REFUSED
     with pytest.raises(ValueError, match=reason):
         check_model(SimpleNamespace(**model))
+
+
+@pytest.mark.parametrize("failing", ["get_supported_tasks_async", "_compile_sampling"])
+async def test_a_start_that_fails_leaves_nothing_open(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core, the connections to its copiers and, if there is an engine already, that to the cache's events."""
+    config = engine_config(MODEL, {"dtype": "float32", "max_model_len": 64, "block_size": 32}, "ipc:///tmp/none")
+    worker = described(1) | {"copier": "there", "plain": True, "host_blocks": 0, "unmirrored": "", "unsupported": None}
+    core, copiers = Mock(vllm_config=config), Mock()
+    core.collective_rpc_async = AsyncMock(return_value=[worker])
+    core.get_supported_tasks_async = AsyncMock(return_value=["generate"])
+    core.deliver = AsyncMock(side_effect=EngineDeadError)
+    monkeypatch.setattr(vllm_engine, "CoreClient", Mock(return_value=core))
+    monkeypatch.setattr(Copiers, "connect", AsyncMock(return_value=copiers))
+    monkeypatch.setattr(vllm_engine, "CacheFeed", feed := Mock())
+    engine_made = failing == "_compile_sampling"
+    failure = AsyncMock(side_effect=ZeroDivisionError)
+    monkeypatch.setattr(VllmEngine if engine_made else core, failing, failure)
+    events = EventFolder()
+    with pytest.raises(ZeroDivisionError):
+        await VllmEngine._start(config, events, 60)
+    events.remove()
+    assert core.shutdown.called and copiers.close.called
+    assert feed.return_value.close.called == feed.called == engine_made
 
 
 async def test_an_encoder_decoder_model_does_not_start(tmp_path: Path) -> None:
