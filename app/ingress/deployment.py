@@ -41,6 +41,7 @@ from deployments.config import Topology
 from deployments.metrics.exposition import Family
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
+from deployments.processes.niceness import take_niceness_of_parent
 from deployments.serve.adapters import AdapterStore
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id
@@ -310,6 +311,7 @@ class IngressReplica:
     ) -> None:
         """The handles make Serve deploy the other deployments; calls address them by name."""
         start_guard()
+        take_niceness_of_parent()
         self._api = VllmApi(config)
         self._backend = IngressBackend(config, topology, self._api)
         self._control = ControlRoutes(self._backend)

@@ -26,6 +26,7 @@ from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
+from deployments.processes.niceness import take_niceness_of_parent
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.ingress_channels import IngressChannel, offered, submit_all
@@ -85,6 +86,7 @@ class EngineReplica:
             start_guard()
         kind = _engine_class(engine.kind)
         self._engine: Engine = await kind.start(engine.model_source, engine.kwargs, engine.audit_s, engine.dram_gib)
+        take_niceness_of_parent((self._engine.processes.core, *self._engine.processes.workers))
         for adapter in engine.adapters:
             await self._engine.load_adapter(adapter)
         self._utilities = EngineUtilities(self._engine, self._id)

@@ -27,6 +27,7 @@ from deployments.metrics.exposition import Family
 from deployments.metrics.telemetry import Telemetry
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import keep_heap_frozen
+from deployments.processes.niceness import take_niceness_of_parent
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.evacuating import Evacuations
@@ -410,6 +411,7 @@ class EpochScheduler(LiveScheduler):
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         start_guard()
+        take_niceness_of_parent()
         self._listener = await ChannelListener.start(get_node_ip_address())
         replicas = engines(topology.app)
         # A replica that has left Serve's list may need evacuation.
