@@ -91,6 +91,7 @@ from migration.kv.copier.copier import Copier
 from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
+from migration.kv.naps import nap_between_looks
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Tail
 
@@ -238,6 +239,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        if vllm_config.device_config.device_type == "cpu":
+            nap_between_looks()
         self.block_size: int = vllm_config.cache_config.block_size
         self.num_blocks: int = kv_cache_config.num_blocks
         self.unmovable = why_unmovable(kv_cache_config.kv_cache_groups)

@@ -88,7 +88,7 @@ def attention(**members: Any) -> Any:
     return FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32, **members)
 
 
-def make_connector(groups: int = 1, workers: int = 1, spec: Any = None) -> Any:
+def make_connector(groups: int = 1, workers: int = 1, spec: Any = None, device: str = "cuda") -> Any:
     """The connector of a cache with that many groups of one specification; by default, of full attention."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -98,6 +98,7 @@ def make_connector(groups: int = 1, workers: int = 1, spec: Any = None) -> Any:
         cache_config=SimpleNamespace(block_size=BLOCK),
         kv_transfer_config=SimpleNamespace(),
         parallel_config=SimpleNamespace(world_size=workers),
+        device_config=SimpleNamespace(device_type=device),
     )
     group = SimpleNamespace(kv_cache_spec=spec or attention())
     cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group] * groups)
