@@ -15,10 +15,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ class ClusterCore:
         self._ingress = ingress
         self._calls: dict[str, AddCall] = {}
         self._numbers = itertools.count()
+        self._random = random.Random()
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._folder = folder or Path(tempfile.mkdtemp(prefix="mell-"))
         self.addresses = {
@@ -274,6 +275,10 @@ class ClusterCore:
         if call is None or not call.refuse(refusal):
             self._wire.fail(request.request_id)
 
+    def _new_id(self) -> RequestId:
+        """A random id, without a system call for each."""
+        return RequestId(f"{self._random.getrandbits(128):032x}")
+
     async def _run_placed(self, request: CoreRequest, frames: Frames, call: AddCall | None) -> None:
         name = request.external_req_id or request.request_id
         api_call = call.api_call if call is not None else None
@@ -289,7 +294,7 @@ class ClusterCore:
             # A client chooses a part of vLLM's name, of any length.
             label = read_label(label or name) or ""
             priority = self._classes.priority(precedence)
-            spec = to_spec(edited, frames, RequestId(uuid.uuid4().hex), label, self._ingress, precedence, priority)
+            spec = to_spec(edited, frames, self._new_id(), label, self._ingress, precedence, priority)
         except ValueError as error:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None

@@ -179,13 +179,12 @@ class CallLayer:
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
         admission = through.admission
-        tenants = {Tenancy.ALL: "", Tenancy.KEY: admission.key or "", Tenancy.CALL: uuid.uuid4().hex}
         call = ApiCall(
             label,
             through.observer.timer,
             prepared,
             service_class=admission.service_class,
-            tenant=tenants[self._tenancy],
+            tenant=self._tenant(admission.key),
             session=session,
         )
         client = _WatchedClient(receive, send, through.sent)
@@ -200,6 +199,15 @@ class CallLayer:
         finally:
             client.close()
             _settle(call, through, client.disconnected)
+
+    def _tenant(self, key: str | None) -> str:
+        match self._tenancy:
+            case Tenancy.ALL:
+                return ""
+            case Tenancy.KEY:
+                return key or ""
+            case Tenancy.CALL:
+                return uuid.uuid4().hex
 
 
 def read_session(header: str | None, member: Any) -> str:

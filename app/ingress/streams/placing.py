@@ -1,5 +1,6 @@
 """The choice of a replica for a request: by the scheduler, or by the ingress itself without the scheduler."""
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -29,9 +30,15 @@ class PromptContent:
 
 NO_CONTENT = PromptContent()
 
+_ANNOUNCE_S = 0.02
+"""The time in which announced requests are gathered, in seconds."""
+
 
 class Placer:
-    """Asks the scheduler, and keeps the scheduler's newest view of the cluster to choose from during an outage."""
+    """Asks the scheduler, and keeps the scheduler's newest view of the cluster to choose from during an outage.
+
+    With one replica to choose from there is nothing to ask: the scheduler gets these requests afterwards, many at once.
+    """
 
     def __init__(
         self,
@@ -51,6 +58,9 @@ class Placer:
         """The scheduler's placements until they are submitted."""
         self._scheduler_down = False
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
+        self._announced: list[PlaceCall] = []
+        """Requests that went to the only replica, and that the scheduler does not know yet."""
+        self._announcing: asyncio.Task[None] | None = None
 
     @property
     def naming(self) -> Naming | None:
@@ -66,7 +76,13 @@ class Placer:
         tokens = Tokens(spec.prompt_tokens + outputs)
         content = self._contents.get(spec.id, NO_CONTENT)
         arrival = Arrival(spec.id, tokens, content.names, content.session, spec.precedence, spec.adapter_id)
-        replica = await self._ask(arrival, spec.label, exclude)
+        call = PlaceCall(arrival, spec.label, tuple(sorted(exclude)))
+        others = self._others(exclude)
+        if len(others) == 1:
+            self._announce(call)
+            replica = None if self._scheduler_down else others[0]
+        else:
+            replica = await self._ask(call)
         return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 
     def take(self, request: RequestId, replica: ReplicaId) -> Place:
@@ -91,20 +107,14 @@ class Placer:
             self._alone = PlacingAlone(view, self._clock())
             self._naming = view.naming
 
-    async def _ask(self, arrival: Arrival, label: str, exclude: set[ReplicaId]) -> ReplicaId | None:
+    async def _ask(self, call: PlaceCall) -> ReplicaId | None:
         try:
-            decision = await self._decide(PlaceCall(arrival, label, tuple(sorted(exclude))))
-        except Exception as error:
-            if not self._scheduler_down:  # one line per outage, not one per request
-                log.warning("the scheduler does not place requests (%r): this ingress chooses replicas itself", error)
-            self._scheduler_down = True
+            decision = await self._decide(call)
+        except Exception:
             return None
-        if self._scheduler_down:
-            log.info("the scheduler places requests again")
-        self._scheduler_down = False
         match decision:
             case Place(replica):
-                self._placed[arrival.id] = decision
+                self._placed[call.arrival.id] = decision
                 return replica
             case Queue(replica):
                 return replica
@@ -112,7 +122,30 @@ class Placer:
                 return None
 
     async def _decide_all(self, calls: tuple[PlaceCall, ...]) -> Sequence[Decision]:
-        return await self._scheduler.within(self._place_timeout_s).place(calls)
+        try:
+            decisions = await self._scheduler.within(self._place_timeout_s).place(calls)
+        except Exception as error:
+            if not self._scheduler_down:  # one line per outage, not one per request
+                log.warning("the scheduler does not place requests (%r): this ingress chooses replicas itself", error)
+            self._scheduler_down = True
+            raise
+        if self._scheduler_down:
+            log.info("the scheduler places requests again")
+        self._scheduler_down = False
+        return decisions
+
+    def _announce(self, call: PlaceCall) -> None:
+        """Have the scheduler know of a request that needs no decision, soon."""
+        self._announced.append(call)
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.create_task(self._announce_all())
+
+    async def _announce_all(self) -> None:
+        while self._announced:
+            await asyncio.sleep(_ANNOUNCE_S)
+            calls, self._announced = tuple(self._announced), []
+            with contextlib.suppress(Exception):  # It learns of them from the replica's next report.
+                await self._decide_all(calls)
 
     def _others(self, exclude: set[ReplicaId]) -> list[ReplicaId]:
         return [r for r in self._membership.running if r not in exclude]

@@ -159,6 +159,51 @@ async def test_the_log_has_one_line_per_outage_of_the_scheduler(caplog: pytest.L
     assert logged == [outage, "the scheduler places requests again"] * 2
 
 
+async def test_requests_for_the_only_replica_do_not_wait_for_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, now = make_service("a"), asyncio.get_running_loop().time
+    decide, told = service.scheduler.decide, list[tuple[float, RequestId]]()
+
+    def decided(call: PlaceCall) -> Decision:
+        told.append((now(), call.arrival.id))
+        return decide(call)
+
+    monkeypatch.setattr(service.scheduler, "decide", decided)
+    placed = [await service.streams._calls.place(spec(f"r{n}"), 0, frozenset()) for n in range(3)]
+    assert placed == ["a"] * 3 and not told
+    await asyncio.sleep(0.1)
+    assert [request for _, request in told] == ["r0", "r1", "r2"]
+    assert len({at for at, _ in told}) == 1, "the scheduler gets them together"
+
+
+async def test_requests_for_the_last_replica_that_is_left_do_not_wait_for_the_scheduler() -> None:
+    service = make_service("ab")
+    service.scheduler.fault = "silent"
+    began = asyncio.get_running_loop().time()
+    assert await service.streams._calls.place(spec("r1"), 0, frozenset({ReplicaId("a")})) == "b"
+    assert asyncio.get_running_loop().time() == began
+    assert await service.streams._calls.place(spec("r2"), 0, frozenset()) in ("a", "b")
+    assert asyncio.get_running_loop().time() > began, "of two replicas, the scheduler is asked for one"
+
+
+async def test_the_only_replica_has_its_requests_counted_while_the_scheduler_is_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    service, counted = make_service("a"), list[RequestId]()
+    alone = service.streams._calls._placer._alone
+    place = alone.place
+    alone.place = lambda request, *rest: counted.append(request) or place(request, *rest)  # type: ignore[method-assign,func-returns-value]
+    for number, fault in enumerate([None, RuntimeError("dead"), RuntimeError("dead"), None, None]):
+        service.scheduler.fault = fault
+        assert await service.streams._calls.place(spec(f"r{number}"), 0, frozenset()) == "a"
+        await asyncio.sleep(0.1)
+    assert counted == ["r2", "r3"]
+    assert [record.getMessage() for record in caplog.records if "scheduler" in record.getMessage()] == [
+        "the scheduler does not place requests (RuntimeError('dead')): this ingress chooses replicas itself",
+        "the scheduler places requests again",
+    ]
+
+
 async def test_a_death_is_survived_without_the_scheduler() -> None:
     service, request = make_service(), spec(tokens=LONG)
     async with service.open(request) as conversation:
