@@ -3,13 +3,12 @@
 import asyncio
 
 import psutil
-import pytest
 
-from tests.deployments.processes.test_niceness import may_lower
 from tests.integration.application import Application, prompt
+from tests.niceness import lowers_niceness
 
 
-@pytest.mark.skipif(not may_lower(), reason="needs the right to lower niceness")
+@lowers_niceness
 async def test_replicas_and_engines_have_the_niceness_of_their_raylet(application: Application) -> None:
     async with application.client() as client:
         for replica in await client.running():

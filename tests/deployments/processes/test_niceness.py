@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from deployments.processes.niceness import take_niceness_of_parent
+from tests.niceness import lowers_niceness
 
 _CHILD = """
 import os, threading
@@ -32,13 +33,7 @@ def _niceness(process: int) -> list[int]:
     return [os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{process}/task")]
 
 
-def may_lower() -> bool:
-    """True with the right to lower niceness, which is tried on a process of its own."""
-    tried = "import os; os.nice(1); os.setpriority(os.PRIO_PROCESS, 0, 0)"
-    return subprocess.run([sys.executable, "-c", tried], stderr=subprocess.DEVNULL).returncode == 0
-
-
-@pytest.mark.skipif(not may_lower(), reason="needs the right to lower niceness")
+@lowers_niceness
 def test_all_threads_of_a_process_and_its_children_have_the_parents_niceness(child: int) -> None:
     assert _niceness(child) == [15, 15]
     take_niceness_of_parent([child])
