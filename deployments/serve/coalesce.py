@@ -17,15 +17,30 @@ class Coalescer(Generic[Item, Result]):
     def __init__(self, call: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]]) -> None:
         self._call = call
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._under_way = False
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item) -> Result:
         """The item's result. Raises the item's exception, or that of the whole call."""
+        if not self._under_way:
+            return await self._alone(item)
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
         return await future
+
+    async def _alone(self, item: Item) -> Result:
+        """Make a call of one item, before the event loop goes on to others."""
+        self._under_way = True
+        try:
+            (result,) = await self._call((item,))
+        finally:
+            if self._waiting:
+                self._worker = asyncio.create_task(self._work())
+            else:
+                self._under_way = False
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def _work(self) -> None:
         while self._waiting:
@@ -36,6 +51,7 @@ class Coalescer(Generic[Item, Result]):
                 results = [error] * len(batch)
             for (_, future), result in zip(batch, results, strict=True):
                 _settle(future, result)
+        self._under_way = False
 
 
 def _settle(future: "asyncio.Future[Result]", result: Result | Exception) -> None:

@@ -30,6 +30,26 @@ async def test_one_item_is_one_call() -> None:
     assert doubling.calls == [(4,)]
 
 
+async def test_an_item_with_no_call_before_it_travels_before_the_event_loop_goes_on() -> None:
+    doubling = Doubling()
+    double: Coalescer[int, int] = Coalescer(doubling)
+    asked = asyncio.create_task(double(1))
+    asyncio.get_running_loop().call_soon(doubling.calls.append, ())
+    assert await asked == 2
+    assert doubling.calls == [(1,), ()]
+
+
+async def test_the_items_behind_a_call_that_fails_travel() -> None:
+    doubling = Doubling()
+    doubling.gate.clear()
+    asyncio.get_running_loop().call_later(0.01, doubling.gate.set)
+    double: Coalescer[int, int] = Coalescer(doubling)
+    answers = await asyncio.gather(*(double(item) for item in (-1, 2, -3)), double(4), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["-1 is negative", "4", "-3 is negative", "8"]
+    assert doubling.calls == [(-1,), (2, -3, 4)]
+    assert await double(5) == 10 and doubling.calls[-1] == (5,)
+
+
 async def test_items_that_come_during_a_call_share_the_next() -> None:
     doubling = Doubling()
     doubling.gate.clear()
@@ -73,3 +93,4 @@ async def test_a_cancelled_caller_disturbs_no_other() -> None:
     gone.cancel()
     doubling.gate.set()
     assert await stays == 4
+    assert await double(3) == 6

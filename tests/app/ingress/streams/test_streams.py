@@ -106,7 +106,7 @@ async def test_a_request_without_output_begins_elsewhere_with_any_sampling() -> 
 
 async def test_a_request_that_no_engine_takes_is_the_clients_error_and_not_retried() -> None:
     service, request = make_service(), spec()
-
+    await asyncio.sleep(0.01)  # Without a stream of events, a replica cannot be called either.
     service.replica("a").engine.refusal = "not a grammar"
     with pytest.raises(NotServed, match="not a grammar") as failed:
         await served(service, request)
