@@ -171,9 +171,9 @@ class Reader:
 
     def found(self) -> list[Action]:
         """The target runs the request: it is the host."""
+        self.session.check(ReaderEvent.FOUND)
         move = self._move
-        if move is None:
-            raise ValueError("no target was asked")
+        assert move is not None, "the target that was asked"
         index, self._next = self.cursor.next_index, ReplicaId(move.target)
         fresh = self.cursor.advance(move.next_hop)
         return [*self._feed(ReaderEvent.FOUND, index=index), *self._outputs(index, fresh), *self._replay()]
@@ -243,6 +243,7 @@ class Reader:
 
     def _moved(self, word: Moved) -> list[Action]:
         """The host let go. Its successor may have done so in its turn, and may have been read first: that follows."""
+        self.session.check(ReaderEvent.MOVED)
         index = self.cursor.next_index
         try:
             fresh = self.cursor.moved(word)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from migration.protocol.errors import PeerLost, Refused, Stopping
 from migration.protocol.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
@@ -36,6 +37,9 @@ from policies.model import ReplicaId
 log = logging.getLogger("ray.serve")
 
 MAX_RESUBMISSIONS = 8
+
+Report = Callable[[], Iterable[Action]]
+"""Feeds the result of an activity to the reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +136,7 @@ class ReaderRun:
         if state is ReaderState.PLACING or state is ReaderState.FINDING:
             return
         self._taken.set()
-        if self.reader.over:
-            self._stop_activity()
+        self._stop_activity()
         if self._gone is not None and state is not ReaderState.FAILED and state is not ReaderState.LEFT:
             (gone, since), self._gone = self._gone, None
             took_s = self._world.clock() - since
@@ -143,9 +146,9 @@ class ReaderRun:
         spec, world = self.spec, self._world
         match action:
             case PlaceRequest():
-                self._start(self._place(action))
+                self._start(self._place(action), self.reader.not_placed)
             case FindRequest():
-                self._start(self._find(action))
+                self._start(self._find(action), self.reader.not_found)
             case AttachHost():
                 self._background(self._attach(action, QUIET_S if self._followed else 0.0))
                 self._followed = False
@@ -173,29 +176,31 @@ class ReaderRun:
 
     # --- activities -----------------------------------------------------------------------------------
 
-    def _start(self, activity: Coroutine[object, object, list[Action]]) -> None:
+    def _start(self, activity: Coroutine[object, object, Report], failed: Report) -> None:
         self._stop_activity()
-        self._activity = self._background(self._supervise(activity))
+        self._activity = self._background(self._supervise(activity, failed))
 
     def _stop_activity(self) -> None:
         activity, self._activity = self._activity, None
         if activity is not None and activity is not asyncio.current_task():
             activity.cancel()
 
-    async def _supervise(self, activity: Coroutine[object, object, list[Action]]) -> None:
+    async def _supervise(self, activity: Coroutine[object, object, Report], failed: Report) -> None:
+        """Run an activity, and feed its result unless the state that began it has been left meanwhile."""
+        loss: Loss | None = None
         try:
-            actions = await activity
+            report = await activity
         except NotServed as error:
-            self._loss = error.loss
-            actions = self.reader.not_placed()
+            report, loss = failed, error.loss
         except Exception as error:
-            log.exception("request %s could not be placed", self.spec.id)
+            log.exception("request %s could not be continued", self.spec.id)
             text = f"the request could not be continued: {type(error).__name__}"
-            self._loss = Loss(LossKind.INTERNAL, text)
-            actions = self.reader.not_placed()
-        self._carry_out(actions)
+            report, loss = failed, Loss(LossKind.INTERNAL, text)
+        if self._activity is asyncio.current_task():
+            self._loss = loss
+            self._carry_out(report())
 
-    async def _place(self, request: PlaceRequest) -> list[Action]:
+    async def _place(self, request: PlaceRequest) -> Report:
         """Submit the request to one replica after the other until one takes it, or does not answer.
 
         A replica that refuses is not asked again; one that is stopping or could not be reached is, once there is no
@@ -232,12 +237,12 @@ class ReaderRun:
             except PeerLost as error:
                 log.info("placing %s: %s", self.spec.id, error)
                 world.journal.lost(self.spec, reader, str(error), had=False)
-                return reader.host_lost(str(error))
+                return partial(reader.host_lost, str(error))
             else:
                 if world.hosts.reachable(replica):
-                    return reader.submitted()
+                    return reader.submitted
                 world.journal.lost(self.spec, reader, "the replica died", had=False)
-                return reader.host_lost("the replica died")
+                return partial(reader.host_lost, "the replica died")
 
     async def _wait_for_another(self, why: str) -> None:
         """Wait before the next attempt. Raises NotServed if every replica has refused, or after the deadline."""
@@ -248,13 +253,13 @@ class ReaderRun:
         self._avoided.clear()
         await asyncio.sleep(self._world.retry_s)
 
-    async def _find(self, request: FindRequest) -> list[Action]:
+    async def _find(self, request: FindRequest) -> Report:
         """Ask the target. No answer counts as a refusal: a later effect of the question is outdated."""
         try:
             runs = await self._world.hosts.attach(request.target, self.spec.id, request.hop, request.index)
         except PeerLost:
             runs = False
-        return self.reader.found() if runs else self.reader.not_found()
+        return self.reader.found if runs else self.reader.not_found
 
     # --- calls in the background ----------------------------------------------------------------------
 

@@ -71,16 +71,19 @@ class Session(Generic[S, E, C]):
         """True if `feed(event)` is legal now."""
         return event in self.table[self.state]
 
+    def check(self, event: E) -> None:
+        """Raise IllegalEvent unless `feed(event)` is legal now: for a caller that changes something else before."""
+        if not self.allows(event):
+            raise IllegalEvent(f"{event} in state {self.state}")
+
     def feed(self, event: E) -> tuple[C, ...]:
         """Take an event; return the commands to execute, in order.
 
         Raises:
             IllegalEvent: the state does not allow it; the session is unchanged.
         """
-        try:
-            self.state, commands = self.table[self.state][event]
-        except KeyError:
-            raise IllegalEvent(f"{event} in state {self.state}") from None
+        self.check(event)
+        self.state, commands = self.table[self.state][event]
         self.history.append(event)
         return commands
 

@@ -233,10 +233,13 @@ def test_a_request_that_no_replica_takes_is_given_up() -> None:
 
 
 def test_call_that_was_not_made_has_no_result() -> None:
-    with pytest.raises(IllegalEvent):
-        reading().not_found()
-    with pytest.raises(ValueError, match="no target was asked"):
-        reading().found()
+    made = reading(5)
+    made.take(Moving(R, 0, 1, "b"), A)
+    for result in (made.found, made.not_found, made.submitted, made.not_placed):
+        with pytest.raises(IllegalEvent):
+            result()
+    assert (made.state, made.host, made.cursor.hop) == (ReaderState.MOVING, A, 0)
+    assert made.take(delta(1, 6), A) == [Output(1, (6,))]
 
 
 # --- any order ----------------------------------------------------------------------------------------

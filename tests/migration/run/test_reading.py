@@ -1,0 +1,112 @@
+"""A reader that asks a target for its request, while the source's word is on its way."""
+
+import asyncio
+import contextlib
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import pytest
+
+from migration.protocol.continuing import plain_spec
+from migration.protocol.reading import Output, Reader
+from migration.protocol.request import Delta, Moved, Moving, RequestSpec
+from migration.protocol.tables.reader import TERM, ReaderState
+from migration.run.reader import ReaderRun, ReaderWorld
+from policies.model import ReplicaId, RequestId
+from tests.virtual_time import now
+
+pytestmark = pytest.mark.virtual_time
+R = RequestId("r")
+A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
+
+
+class Calls:
+    """Implements `Hosts`: replicas that take everything. A question to a replica waits for its `answers`."""
+
+    running = (A, B, C)
+
+    def __init__(self) -> None:
+        self.answers: dict[ReplicaId, asyncio.Future[bool]] = {}
+        self.submitted: list[tuple[ReplicaId, int]] = []
+
+    def reachable(self, replica: ReplicaId) -> bool:
+        return True
+
+    async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
+        return next(replica for replica in self.running if replica not in exclude)
+
+    async def submit(self, replica: ReplicaId, spec: RequestSpec, hop: int, *_: Any) -> str:
+        self.submitted.append((replica, hop))
+        return "model"
+
+    async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
+        answer = self.answers.get(replica)
+        while answer is not None and not answer.done():
+            with contextlib.suppress(asyncio.CancelledError):  # Too late: the answer is on its way.
+                await asyncio.wait([answer])
+        return answer.result() if answer is not None else True
+
+    async def keep(self, replica: ReplicaId, request: RequestId, hop: int, next_hop: int) -> None: ...
+
+    async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None: ...
+
+
+class Silent:
+    """Implements `Journal` and `Listener`."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def deliver(self, output: Output) -> None:
+        self.tokens.extend(output.tokens)
+
+    def lost(self, *_: Any, **__: Any) -> None: ...
+
+    def hosted(self, *_: Any) -> None: ...
+
+    def took(self, *_: Any) -> None: ...
+
+    def continued(self, *_: Any) -> None: ...
+
+
+async def finding(hosts: Calls, ear: Silent) -> ReaderRun:
+    """A reader that has lost replica a during a move, and asks b."""
+    run = ReaderRun(plain_spec("r", (1, 2), 8), Reader(), ear, ReaderWorld(hosts, ear, now, patience_s=1.0))
+    await run.start()
+    run.take(Delta(R, 0, 0, (10,)), A)
+    run.take(Moving(R, 0, 1, B), A)
+    hosts.answers[B] = asyncio.get_running_loop().create_future()
+    run.host_lost(A, "its stream broke")
+    await asyncio.sleep(0.1)
+    assert run.reader.state is ReaderState.FINDING
+    return run
+
+
+@pytest.mark.parametrize("answer", [True, False, RuntimeError("a call's own error")], ids=["yes", "no", "error"])
+async def test_the_late_answer_of_a_target_is_never_fed(answer: bool | Exception) -> None:
+    hosts, ear = Calls(), Silent()
+    run = await finding(hosts, ear)
+    question = hosts.answers.pop(B)
+    run.take(Moved(R, 0, 1, 1, B), A)
+    run.take(Moving(R, 1, 2, C), B)
+    if isinstance(answer, Exception):
+        question.set_exception(answer)
+    else:
+        question.set_result(answer)
+    await asyncio.sleep(0.1)
+    assert (run.reader.state, run.reader.host, run.reader.cursor.hop) == (ReaderState.MOVING, B, 1)
+    run.take(Delta(R, 1, 1, (11,)), B)
+    run.take(Moved(R, 1, 2, 2, C), B)
+    run.take(Delta(R, 2, 2, (12,)), C)
+    await asyncio.sleep(0.1)
+    run.host_lost(C, "it died")
+    await asyncio.sleep(0.1)
+    assert ear.tokens == [10, 11, 12] and hosts.submitted == [(A, 0), (A, TERM)]
+
+
+async def test_a_target_that_cannot_be_asked_does_not_have_the_request() -> None:
+    hosts = Calls()
+    run = await finding(hosts, Silent())
+    hosts.answers[B].set_exception(RuntimeError("a call's own error"))
+    await asyncio.sleep(0.1)
+    assert run.reader.state is ReaderState.READING and hosts.submitted == [(A, 0), (B, TERM)]
