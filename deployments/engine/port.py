@@ -118,8 +118,9 @@ class Engine(BlockStore, PrefixHolds, Protocol):
     ) -> None:
         """Continue a request after `outputs`. Returns at once.
 
-        `sink` gets the output, or one of this module's errors. The first step reads a held `tail` if the prefix cache
-        has the blocks before it; the tail is freed in any case, also of a request that is aborted.
+        `sink` gets the output, or one of this module's errors, once this call has returned. The first step reads a held
+        `tail` if the prefix cache has the blocks before it; the tail is freed in any case, also of a request that is
+        aborted.
         """
         ...
 

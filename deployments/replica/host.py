@@ -195,7 +195,7 @@ class RequestHost:
         """
         run = self._runs.get(request)
         if run is not None and run.hop == hop and run.fetching and not run.muted:
-            self._begin(run)
+            self._begin_or_lose(run)
 
     def abort(self, request: RequestId, hop: int) -> None:
         """Abort a request if it runs under exactly this hop; otherwise do nothing."""
@@ -413,14 +413,22 @@ class RequestHost:
         if not self._computes:
             self._last_output_s = self._clock()
         run.halted = run.fetching = False
-        self._runs[run.spec.id] = run
+        # The sink is not called before `add` has returned. If that fails, the request is not here.
         self._engine.add(run.key, run.spec, tuple(run.outputs), RunSink(self, run), tail)
+        self._runs[run.spec.id] = run
+
+    def _begin_or_lose(self, run: Run) -> None:
+        """`_begin` for a request that is here, as its reader knows."""
+        try:
+            self._begin(run)
+        except Exception as error:
+            self.failed(run, error)
 
     def _continue(self, run: Run) -> None:
         """Run a halted request in the engine again."""
         run.restarts += 1
         run.idle.clear()
-        self._begin(run)
+        self._begin_or_lose(run)
 
     def _live(self, request: RequestId, hop: int | None = None) -> Run:
         run = self._runs.get(request)

@@ -137,6 +137,35 @@ async def test_request_continues_after_the_tokens_it_has() -> None:
     assert desk.published() == [delta(2, 7, hop=3)]
 
 
+def broken_add(*_: object) -> None:
+    raise AssertionError("a test")
+
+
+async def test_request_that_the_engine_cannot_add_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = make_desk()
+    monkeypatch.setattr(desk.engine, "add", broken_add)
+    with pytest.raises(AssertionError):
+        desk.host.submit(spec(), 0, ())
+    assert not list(desk.host.loads()) and desk.published() == []
+    monkeypatch.undo()
+    desk.host.submit(spec(), 0, ())
+
+
+@pytest.mark.parametrize("fetching", [True, False], ids=["behind a copy", "again"])
+async def test_request_that_the_engine_cannot_continue_is_lost(fetching: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = make_desk()
+    desk.host.submit(spec(), 0, (), fetching=fetching)
+    monkeypatch.setattr(desk.engine, "add", broken_add)
+    if fetching:
+        desk.host.begin(R, 0)
+    else:
+        desk.host.mute(R, 0)
+        desk.host.halt(R, 0)
+        desk.host.unmute(R, 0)
+    assert desk.published() == [Lost(R, 0, "the engine failed: a test")]
+    assert not list(desk.host.loads()) and desk.ended == [(R, False)]
+
+
 async def test_stopping_replica_takes_no_request() -> None:
     desk = make_desk()
     desk.host.stopping = True
