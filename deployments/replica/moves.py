@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from deployments.replica.host import RequestHost
-from migration.protocol.errors import Refused
+from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.ports import Peer
 from migration.protocol.record import MigrationRecord, Outcome
@@ -97,7 +97,7 @@ class Moves:
     # --- as the target --------------------------------------------------------------------------------
 
     def prepare(self, message: Prepare) -> Prepared:
-        """Reserve room for a migration. Raises Refused."""
+        """Reserve room for a migration. Raises Refused; a migration that raises anything is not under way here."""
         if message.migration in self._coming:
             raise Refused("this migration is under way here already", Cause.ALREADY_MOVING)
         run = TargetRun(
@@ -109,8 +109,9 @@ class Moves:
             self._lease_s,
             on_end=lambda migration: void(self._coming.pop(migration, None)),
         )
+        prepared = run.prepare()
         self._coming[message.migration] = run
-        return run.prepare()
+        return prepared
 
     async def load(self, message: CopyRound) -> None:
         """Load a round of blocks. Raises Refused or TransferFailed."""
@@ -198,7 +199,7 @@ class Moves:
         if then is not None:
             try:
                 self.start(Order.of(then), then.target)
-            except Refused as error:
+            except MigrationError as error:
                 log.info("request %s does not move on to %s: %s", spec.id, then.target, error)
 
     def stop(self) -> None:

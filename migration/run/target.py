@@ -107,13 +107,17 @@ class TargetRun:
         return self._session.state
 
     def prepare(self) -> Prepared:
-        """Agree on a path and reserve room. Raises Refused."""
+        """Agree on a path and reserve room. Raises Refused; whatever it raises, nothing is held."""
         try:
-            path = agree(self._message, self._blocks.fingerprint)
-            self._room = self._host.accept(self._message)
-        except Refused:
-            self.post(TargetEvent.PREPARE_REFUSED)
+            return self._prepare()
+        except BaseException:
+            begun = self._session.state is not TargetState.NEW
+            self.post(TargetEvent.CANCEL if begun else TargetEvent.PREPARE_REFUSED)
             raise
+
+    def _prepare(self) -> Prepared:
+        path = agree(self._message, self._blocks.fingerprint)
+        self._room = self._host.accept(self._message)
         self.post(TargetEvent.PREPARE_FITS)
         present = Blocks(0)
         if path is Path.KV:
@@ -135,7 +139,7 @@ class TargetRun:
             self._merge(message.outputs_from, message.outputs)
             begun, self._first_round = self._first_round, None
             await self._until_stopped(begun or self._start(self._load(message)))
-        except Exception:
+        except BaseException:
             self._post_if_allowed(TargetEvent.LOAD_FAILED)
             raise
         self._post_if_allowed(TargetEvent.LOADED)
@@ -266,15 +270,13 @@ class TargetRun:
             raise Refused(f"the migration is {self._session.state} here", Cause.MIGRATION_GONE)
 
     def post(self, event: TargetEvent) -> None:
-        """Feed an event, execute its commands, renew the lease."""
+        """Feed an event, execute its commands, renew the lease. Of commands that fail, the others are executed."""
         before = self._session.state
-        for command in self._session.feed(event):
-            self._execute(command)
-        state = self._session.state
-        if state in (TargetState.OWNED, TargetState.CLOSED):
-            self._end(before)
-        else:
-            self._renew()
+        commands = self._session.feed(event)
+        with contextlib.ExitStack() as last_first:
+            last_first.callback(self._end_or_renew, before)
+            for command in reversed(commands):
+                last_first.callback(self._execute, command)
 
     def _post_if_allowed(self, event: TargetEvent) -> None:
         if self._session.allows(event):
@@ -305,14 +307,18 @@ class TargetRun:
         self._post_if_allowed(TargetEvent.LEASE_EXPIRED)
 
     def _discard_tail(self) -> None:
-        if self._tail is not None:
-            self._blocks.discard(self._tail)
-            self._tail = None
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            self._blocks.discard(tail)
 
-    def _end(self, before: TargetState) -> None:
+    def _end_or_renew(self, before: TargetState) -> None:
+        final = (TargetState.OWNED, TargetState.CLOSED)
+        if self._session.state not in final:
+            self._renew()
+            return
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
-        self._discard_tail()
-        if before not in (TargetState.OWNED, TargetState.CLOSED):
+        if before not in final:
             self._on_end(self._message.migration)
+        self._discard_tail()

@@ -61,6 +61,10 @@ async def adopted(pair: Pair, id: str = "m") -> Moves:
     return moves
 
 
+def failing(*_: object) -> None:
+    raise RuntimeError("a test")
+
+
 def runs(pair: Pair, on: str = "b") -> list[str]:
     return [load.id for load in pair.replica(on).host.loads()]
 
@@ -181,6 +185,31 @@ async def test_refused_migration_holds_nothing(pair: Pair) -> None:
     with pytest.raises(Refused, match="no room for 40 tokens"):
         pair.b.moves.prepare(prepare(pair))
     assert pair.b.idle
+
+
+@pytest.mark.parametrize("call", ["accept", "reserve", "present", "expect"])
+async def test_preparation_that_fails_holds_nothing(pair: Pair, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the replica can be drained: nothing would end the migration later."""
+    at = pair.b.host if hasattr(pair.b.host, call) else pair.b.engine
+    monkeypatch.setattr(at, call, failing)
+    with pytest.raises(RuntimeError):
+        pair.b.moves.prepare(prepare(pair))
+    assert pair.b.idle
+    monkeypatch.undo()
+    pair.b.moves.prepare(prepare(pair))
+
+
+@pytest.mark.parametrize(("path", "call"), [(PathRequest.KV, "discard"), (PathRequest.TOKENS, "abort")])
+async def test_end_of_a_migration_that_fails_holds_nothing(
+    pair: Pair, path: PathRequest, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.b.moves.prepare(replace(prepare(pair), path=path))
+    if path is PathRequest.TOKENS:
+        await pair.b.moves.adopt(Adopt("m", 0, ()))
+    monkeypatch.setattr(pair.b.engine, call, failing)
+    with pytest.raises(RuntimeError):
+        pair.b.moves.cancel("m")
+    assert (pair.b.moves.pending, pair.b.host.reserved_tokens, runs(pair)) == (0, 0, [])
 
 
 async def test_migration_is_prepared_once(pair: Pair) -> None:
