@@ -38,6 +38,14 @@ class CopyOrder:
     within_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The reason of an activity's end without success."""
+
+    cause: Cause
+    text: str
+
+
 class DonorRun:
     """One copy, from the order to its record. The prefix is held for at most `lease_s` seconds."""
 
@@ -48,7 +56,7 @@ class DonorRun:
         self._holds = holds
         self._limit_s = lease_s if order.within_s is None else min(lease_s, order.within_s)
         self._session = donor.new_session()
-        self._events: asyncio.Queue[tuple[int, DonorEvent]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, DonorEvent, _Failure | None]] = asyncio.Queue()
         self._activity: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         """Activities that have been cancelled, and may still use slots."""
@@ -92,7 +100,7 @@ class DonorRun:
 
     def post(self, event: DonorEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
-        self._events.put_nowait((0, event))
+        self._events.put_nowait((0, event, None))
 
     async def run(self) -> CopyRecord:
         """Copy. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
@@ -100,9 +108,9 @@ class DonorRun:
         try:
             await self._feed(DonorEvent.BEGIN)
             while self._session.state not in DONOR_FINAL:
-                number, event = await self._events.get()
+                number, event, failure = await self._events.get()
                 if number in (0, self._activity_no):
-                    await self._feed(event)
+                    await self._feed(event, failure)
         finally:
             expiry.cancel()
             self._stop_activity()
@@ -112,11 +120,13 @@ class DonorRun:
                 await asyncio.wait(self._ending)
         return self.record
 
-    async def _feed(self, event: DonorEvent) -> None:
+    async def _feed(self, event: DonorEvent, failure: _Failure | None = None) -> None:
         commands = self._session.feed(event)
         self._stop_activity()
-        if event in _CAUSES and self._session.state is DonorState.ABORTED and self._cause is None:
-            self._cause, self._error = _CAUSES[event]
+        if failure is None and self._session.state is DonorState.ABORTED:
+            failure = _FAILURES.get(event)
+        if failure is not None:
+            self._cause, self._error = failure.cause, failure.text
         if self._session.state in DONOR_FINAL:
             self._took_s = self._world.clock() - self._began
         for command in commands:
@@ -159,31 +169,27 @@ class DonorRun:
         self, number: int, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
     ) -> None:
         """Run an activity, and turn however it ends into an event."""
+        failure: _Failure | None = None
         try:
             async with asyncio.timeout(limit):
                 event = await activity()
         except TimeoutError:
-            event = DonorEvent.TIMEOUT
-            self._cause, self._error = Cause.NO_ANSWER, f"no answer within {limit:.3g} s"
+            event, failure = DonorEvent.TIMEOUT, _Failure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
         except PeerLost as error:
-            event = DonorEvent.TARGET_LOST
-            self._cause, self._error = error.cause, str(error)
+            event, failure = DonorEvent.TARGET_LOST, _Failure(error.cause, str(error))
         except Refused as error:
             event = DonorEvent.TARGET_REFUSED if activity == self._prepare else failed
-            self._cause, self._error = error.cause, str(error)
+            failure = _Failure(error.cause, str(error))
         except Exception as error:
             event = failed
-            self._cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            self._error = str(error) or repr(error)
-        self._events.put_nowait((number, event))
+            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
+            failure = _Failure(cause, str(error) or repr(error))
+        self._events.put_nowait((number, event, failure))
 
     async def _take_hold(self) -> DonorEvent:
         order = self._order
         self._held = await self._holds.hold_prefix(self._hold, order.spec, order.outputs)
-        if self._held:
-            return DonorEvent.HELD
-        self._cause, self._error = Cause.BLOCKS_GONE, "the replica has no block of this prefix"
-        return DonorEvent.HOLD_FAILED
+        return DonorEvent.HELD if self._held else DonorEvent.HOLD_FAILED
 
     async def _prepare(self) -> DonorEvent:
         order = self._order
@@ -216,8 +222,10 @@ class DonorRun:
 
 
 _OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.ABORTED}
-_CAUSES = {
-    DonorEvent.EXPIRED: (Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
-    DonorEvent.WITHDRAWN: (Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
-    DonorEvent.TARGET_LOST: (Cause.PEER_LOST, "the target died or is stopping"),
+_FAILURES = {
+    DonorEvent.HOLD_FAILED: _Failure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
+    DonorEvent.EXPIRED: _Failure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
+    DonorEvent.WITHDRAWN: _Failure(Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
+    DonorEvent.TARGET_LOST: _Failure(Cause.PEER_LOST, "the target died or is stopping"),
 }
+"""The reasons of events that are a copy's end by themselves."""

@@ -61,6 +61,15 @@ class Order:
         return cls(uuid.uuid4().hex[:16], move.request, path, move.reason, move.kv_s, move.tokens_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """The reason of an activity's end without success. A failed copy only changes the path."""
+
+    cause: Cause
+    text: str
+    copying: bool = False
+
+
 class SourceRun:
     """One migration, from the order to its record."""
 
@@ -69,7 +78,7 @@ class SourceRun:
         self._peer = peer
         self._world = world
         self._session = source.new_session()
-        self._events: asyncio.Queue[tuple[int, SourceEvent]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, SourceEvent, _Failure | None]] = asyncio.Queue()
         self._activity: asyncio.Task[None] | None = None
         self._activity_no = 0
         self._progress = Progress()
@@ -139,17 +148,21 @@ class SourceRun:
 
     def post(self, event: SourceEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
-        self._events.put_nowait((0, event))
+        self._events.put_nowait((0, event, None))
 
     async def run(self) -> MigrationRecord:
         """Migrate. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
-        await self._feed(SourceEvent.BEGIN)
-        while self._session.state not in FINAL:
-            number, event = await self._events.get()
-            if number in (0, self._activity_no):
-                await self._feed(event)
-        self._stop_activity()
-        self._copy.close()
+        try:
+            await self._feed(SourceEvent.BEGIN)
+            while self._session.state not in FINAL:
+                number, event, failure = await self._events.get()
+                if number in (0, self._activity_no):
+                    if failure is not None:
+                        self._explain(failure)
+                    await self._feed(event)
+        finally:
+            self._stop_activity()
+            self._copy.close()
         return self.record
 
     async def resumed(self) -> MigrationRecord:
@@ -267,36 +280,45 @@ class SourceRun:
         """Run an activity, and turn however it ends into an event."""
         waiting = activity in (self._await_blocks, self._await_token)
         copying = activity in (self._await_blocks, self._copy_filled, self._copy_round, self._copy_final)
+        failure: _Failure | None = None
         try:
-            async with asyncio.timeout(limit):
-                event = await activity()
+            event = await self._limited(activity, limit)
         except TimeoutError:
             event = SourceEvent.TIMEOUT
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
-            text = f"no answer within {limit:.3g} s"
-            if waiting:
-                cause, text = Cause.PREFILL_TIMEOUT, f"the prefill did not go on within {limit:.3g} s"
-            if activity == self._await_blocks and not await self._has_begun():
-                event, copying = SourceEvent.UNBEGUN, False
-            self._failed(cause, text, copying)
+            failure = _Failure(cause, f"no answer within {limit:.3g} s", copying)
+        except _Unmoved as error:
+            event = SourceEvent.TIMEOUT if error.begun else SourceEvent.UNBEGUN
+            text = f"the prefill did not go on within {limit:.3g} s"
+            failure = _Failure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
         except RequestGone:
             event = SourceEvent.FINISHED
         except BlocksGone as error:
-            event = SourceEvent.PREEMPTED
+            # Of this source's blocks, if it was copying; else a peer's own affair.
+            event = SourceEvent.PREEMPTED if copying else SourceEvent.TARGET_LOST
             if activity != self._copy_filled:
                 # A prefill that begins anew changes nothing: its blocks will be copied.
-                self._failed(error.cause, str(error), copying)
+                failure = _Failure(error.cause, str(error), copying)
         except PeerLost as error:
             event = SourceEvent.TARGET_LOST
-            self._failed(error.cause, str(error), copying=False)
+            failure = _Failure(error.cause, str(error))
         except Refused as error:
             event = self._refusal(activity)
-            self._failed(error.cause, str(error), copying and not waiting)
+            failure = _Failure(error.cause, str(error), copying and not waiting)
         except Exception as error:
             event = SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST
             cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            self._failed(cause, str(error) or repr(error), copying)
-        self._events.put_nowait((number, event))
+            failure = _Failure(cause, str(error) or repr(error), copying)
+        self._events.put_nowait((number, event, failure))
+
+    async def _limited(self, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> SourceEvent:
+        try:
+            async with asyncio.timeout(limit):
+                return await activity()
+        except TimeoutError:
+            if activity not in (self._await_blocks, self._await_token):
+                raise
+            raise _Unmoved(begun=activity == self._await_token or await self._has_begun()) from None
 
     def _refusal(self, activity: Callable[[], Awaitable[SourceEvent]]) -> SourceEvent:
         """The event of an activity that the target itself refused."""
@@ -307,13 +329,13 @@ class SourceRun:
         adopting = activity in (self._adopt_kv, self._adopt_tokens)
         return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
 
-    def _failed(self, cause: Cause, text: str, copying: bool) -> None:
-        """A failed copy only changes the path, and is its reason; anything else is the migration's error."""
-        self._cause = cause
-        if copying:
-            self._detours.append(f"kv failed: {text}")
+    def _explain(self, failure: _Failure) -> None:
+        """A failed copy is the reason of another path; anything else is the migration's error."""
+        self._cause = failure.cause
+        if failure.copying:
+            self._detours.append(f"kv failed: {failure.text}")
         else:
-            self._error = text
+            self._error = failure.text
 
     async def _prepare(self) -> SourceEvent:
         snapshot = self._hosted()
@@ -364,7 +386,7 @@ class SourceRun:
         if self._hosted().decodes:
             return SourceEvent.ACCEPTED_KV
         if computed is None and self._order.reason is not Reason.DISAGGREGATE:
-            self._failed(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True)
+            self._explain(_Failure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_EARLY
 
@@ -508,6 +530,14 @@ class SourceRun:
         self._world.host.announce(Doubt(self._order.request, self.hop, self.next_hop))
         await asyncio.Event().wait()
         raise AssertionError("the wait ends only by being cancelled")
+
+
+class _Unmoved(Exception):
+    """A prefill did not go on in time; it has `begun`, or waits for its turn."""
+
+    def __init__(self, begun: bool) -> None:
+        super().__init__()
+        self.begun = begun
 
 
 _COPIES = frozenset({SourceCommand.COPY_FILLED, SourceCommand.COPY_ROUND, SourceCommand.COPY_FINAL})
