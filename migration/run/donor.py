@@ -39,7 +39,7 @@ class CopyOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _CopyFailure:
     """The reason of an activity's end without success."""
 
     cause: Cause
@@ -56,7 +56,7 @@ class DonorRun:
         self._holds = holds
         self._limit_s = lease_s if order.within_s is None else min(lease_s, order.within_s)
         self._session = donor.new_session()
-        self._events: asyncio.Queue[tuple[int, DonorEvent, _Failure | None]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, DonorEvent, _CopyFailure | None]] = asyncio.Queue()
         self._activity: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         """Activities that have been cancelled, and may still use slots."""
@@ -120,7 +120,7 @@ class DonorRun:
                 await asyncio.wait(self._ending)
         return self.record
 
-    async def _feed(self, event: DonorEvent, failure: _Failure | None = None) -> None:
+    async def _feed(self, event: DonorEvent, failure: _CopyFailure | None = None) -> None:
         commands = self._session.feed(event)
         self._stop_activity()
         if failure is None and self._session.state is DonorState.ABORTED:
@@ -169,21 +169,21 @@ class DonorRun:
         self, number: int, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
     ) -> None:
         """Run an activity, and turn however it ends into an event."""
-        failure: _Failure | None = None
+        failure: _CopyFailure | None = None
         try:
             async with asyncio.timeout(limit):
                 event = await activity()
         except TimeoutError:
-            event, failure = DonorEvent.TIMEOUT, _Failure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
+            event, failure = DonorEvent.TIMEOUT, _CopyFailure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
         except PeerLost as error:
-            event, failure = DonorEvent.TARGET_LOST, _Failure(error.cause, str(error))
+            event, failure = DonorEvent.TARGET_LOST, _CopyFailure(error.cause, str(error))
         except Refused as error:
             event = DonorEvent.TARGET_REFUSED if activity == self._prepare else failed
-            failure = _Failure(error.cause, str(error))
+            failure = _CopyFailure(error.cause, str(error))
         except Exception as error:
             event = failed
             cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            failure = _Failure(cause, str(error) or repr(error))
+            failure = _CopyFailure(cause, str(error) or repr(error))
         self._events.put_nowait((number, event, failure))
 
     async def _take_hold(self) -> DonorEvent:
@@ -223,9 +223,9 @@ class DonorRun:
 
 _OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.ABORTED}
 _FAILURES = {
-    DonorEvent.HOLD_FAILED: _Failure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
-    DonorEvent.EXPIRED: _Failure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
-    DonorEvent.WITHDRAWN: _Failure(Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
-    DonorEvent.TARGET_LOST: _Failure(Cause.PEER_LOST, "the target died or is stopping"),
+    DonorEvent.HOLD_FAILED: _CopyFailure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
+    DonorEvent.EXPIRED: _CopyFailure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
+    DonorEvent.WITHDRAWN: _CopyFailure(Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
+    DonorEvent.TARGET_LOST: _CopyFailure(Cause.PEER_LOST, "the target died or is stopping"),
 }
 """The reasons of events that are a copy's end by themselves."""

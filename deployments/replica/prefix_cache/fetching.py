@@ -54,6 +54,8 @@ class Fetches:
         except Exception as error:
             log.info("request %s computes its whole prompt: the copy from %s failed: %r", spec.id, fetch.donor, error)
         finally:
-            # Before the request begins: blocks on their way would take room from it.
-            self._moves.cancel(order.id)
-            self._host.begin(spec.id, hop)
+            try:
+                # Before the request begins: blocks on their way would take room from it.
+                self._moves.cancel(order.id)
+            finally:
+                self._host.begin(spec.id, hop)

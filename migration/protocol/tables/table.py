@@ -37,9 +37,10 @@ reader is there to survive quickly. The register of rule 2 does the same without
 late is outdated rather than wrong, and its first event brings it the order to end (RELEASE_*).
 
 Ties. A table takes one event at a time, in the order in which its shell got them; whatever two messages cross on the
-way is two orders of events, and both are legal. An event without an entry is illegal: `feed` raises and changes
-nothing. Events that no longer matter have entries that change nothing; they are listed, so that a forgotten one is an
-error.
+way is two orders of events, and both are legal. A shell ends the activity of a state as it enters another one, and
+never feeds its late result; only the target's table takes late results, which its callers cannot hold back. An event
+without an entry is illegal: `feed` raises and changes nothing. Events that no longer matter have entries that change
+nothing; they are listed, so that a forgotten one is an error.
 
 `tests/migration/protocol/test_joint.py` walks all joint states of the three tables. A new row is a new line of its
 model: whoever adds a message, or a way to repeat or delay one, adds it to `joint.py` beside it first.
