@@ -42,6 +42,8 @@ _RARER = {(_INTERVAL := "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"): os.environ.get(
 """Ray Serve's own gauges of a deployment once per second, where it sets them ten times: that was 7 % of the processor
 time of a replica with a paced engine and 64 streams. Ray exports them every few seconds."""
 
+_KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+
 _ENV = {"VLLM_NO_USAGE_STATS": "1", **_RARER}
 
 _ONE_LOOP = {
@@ -143,7 +145,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
 def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
     loading = settings.model_loading_config
     return IngressConfig(
-        **dict(settings.ingress),
+        **{**dict(settings.ingress), "keep_alive_s": _keep_alive_s(settings)},
         model_id=engine.model_id,
         model_source=engine.model_source,
         engine_kwargs=engine.kwargs,
@@ -159,6 +161,16 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         has_level=_scheduler_config(settings).terms.has_level,
         deadlines_s=settings.deadlines_s,
     )
+
+
+def _keep_alive_s(settings: Settings) -> float | None:
+    """The keep-alive time that is set, here or for vLLM. Raises ValueError if vLLM's is no time."""
+    given = os.environ.get(_KEEP_ALIVE)
+    if settings.ingress.keep_alive_s is not None or given is None:
+        return settings.ingress.keep_alive_s
+    if not given.isdecimal() or not int(given):
+        raise ValueError(f"{_KEEP_ALIVE} is {given!r}: write a number of seconds")
+    return float(given)
 
 
 def _tenancy(settings: Settings) -> Tenancy:

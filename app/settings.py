@@ -163,6 +163,12 @@ class IngressSettings(SettingsSection):
         8000, ge=1, le=65535, description="Port to listen on; null: requests come through Serve's own HTTP proxy."
     )
     num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
+    keep_alive_s: float | None = Field(
+        None,
+        gt=0,
+        description="Time after which an idle connection of a client is closed; null: vLLM's "
+        "`VLLM_HTTP_TIMEOUT_KEEP_ALIVE` in the environment, or 60. Keep it above that of a reverse proxy.",
+    )
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body, in bytes.")
     max_choices: int = Field(128, ge=1, description="Maximum number of choices of one request (prompts times `n`).")
     allowed_media_domains: list[str] = Field(

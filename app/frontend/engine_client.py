@@ -4,9 +4,11 @@ from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Any
 
+from vllm import envs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
@@ -67,6 +69,13 @@ class ClusterLLM(AsyncLLM):
         finally:
             self.core.forget(call)
         return queue
+
+    async def _add_request(self, request: EngineCoreRequest, *others: Any) -> None:
+        # With more tokens, vLLM's model runner for GPUs raises, and its engine ends; vLLM bounds the number alone
+        words = getattr(request.sampling_params, "bad_words_token_ids", None) or ()
+        if (tokens := sum(map(len, words))) > (most := envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS):
+            raise VLLMValidationError(f"bad_words have {tokens} tokens, and the limit is {most}", parameter="bad_words")
+        await super()._add_request(request, *others)
 
     def _check_prompt(self, prompt: Any) -> None:
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -19,13 +20,37 @@ _LAST_EVENT_S = 1.0
 """Longest wait for a client to read the error event of its time-out."""
 
 _BODY_S = 20.0
-_BODY_BYTES_PER_S = 16 << 10
-"""Time limit for a body: a constant, plus the time of its received bytes at a minimum rate, as in Apache's
-`RequestReadTimeout`."""
+"""Time without a byte of a request's body."""
+_PATIENCE = 10
+_BYTES_PER_S = 500
+"""In all, a client may take ten times as long as without progress, and longer at this rate or above, which is that of
+Apache's `RequestReadTimeout`."""
 
 
 MAX_LABEL = 128
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
+
+
+@dataclass(slots=True)
+class ClientPace:
+    """How a client sends or reads something: when it `began`, the `last` progress (seconds), and the bytes so far."""
+
+    began: float
+    last: float = field(init=False)
+    bytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.last = self.began
+
+    def add(self, bytes: int, now: float) -> None:
+        """Count some bytes more; none are no progress."""
+        if bytes:
+            self.bytes += bytes
+            self.last = now
+
+    def due(self, silence_s: float) -> float:
+        """The time at which the client is too slow: after `silence_s` without a byte, or if it only trickles."""
+        return min(self.last + silence_s, self.began + _PATIENCE * silence_s + self.bytes / _BYTES_PER_S)
 
 
 class EventStream(Response):
@@ -72,14 +97,16 @@ async def read_body(http: Request, limit: int) -> bytes:
     if declared.isdecimal() and (len(declared) >= 20 or int(declared) > limit):
         raise too_large
     body = bytearray()
-    began = asyncio.get_running_loop().time()
+    clock = asyncio.get_running_loop().time
+    progress = ClientPace(clock())
     try:
-        async with asyncio.timeout(_BODY_S) as deadline:
+        async with asyncio.timeout_at(progress.due(_BODY_S)) as deadline:
             async for chunk in http.stream():
                 body += chunk
                 if len(body) > limit:
                     raise too_large
-                deadline.reschedule(began + _BODY_S + len(body) / _BODY_BYTES_PER_S)
+                progress.add(len(chunk), clock())
+                deadline.reschedule(progress.due(_BODY_S))
     except TimeoutError:
         raise ApiError(408, f"only {len(body)} bytes of the body arrived in time", code="timeout") from None
     return bytes(body)

@@ -23,6 +23,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
+from app.ingress.http.connections import Bounds
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
@@ -327,7 +328,8 @@ class IngressReplica:
         if config.port is not None:
             listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
             served = BelowPath(self._app, config.root_path) if config.root_path else self._app
-            self._server = HttpServer(served, listening, tls=TlsFiles.of(config))
+            bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
+            self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))
             log.info("listening on %s", _own_url(config))
 
     async def __serve_build_asgi_app__(self) -> Starlette:

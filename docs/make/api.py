@@ -19,7 +19,7 @@ Schema = Mapping[str, Any]
 PAGE = Path(__file__).parents[1] / "api.md"
 
 CODES = {
-    "invalid_json": (400, "the body is not JSON in UTF-8, or nested too deeply"),
+    "invalid_json": (400, "the body is not JSON, or nested too deeply"),
     "invalid_body": (400, "the body is not an object, or has too many members"),
     "invalid_value": (400, "`param` has an invalid value, or contradicts other members"),
     "unknown_parameter": (400, "`param` does not exist; of `/mell` only: vLLM ignores unknown members"),
@@ -72,7 +72,10 @@ Mell's. `GET /openapi.json` describes all of them in one OpenAPI 3.1 document.
 **Keys.** If keys are configured, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
 [Control](#control), and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).
 
-**Bodies** are JSON in UTF-8, with `Content-Type: application/json` or none.
+**Bodies** are JSON, with `Content-Type: application/json` or none. As with vLLM's server, values are converted where
+that is clear (`"stream": 1`), and UTF-16 and halves of surrogate pairs are read. NaN, infinity and whole numbers of
+more than 64 bits are refused everywhere; vLLM's server takes them in members that it does not read. An offer of another
+protocol (`Upgrade`) is ignored: the answer comes by HTTP/1.1.
 
 **X-Request-Id** is a label, not an address: up to 128 characters of `A-Za-z0-9._:/@+=-`, others are dropped. State,
 migrations, logs and the response contain it, vLLM makes the answer's `id` of it, and an order to move may name it if

@@ -37,6 +37,22 @@ def deployments(args: dict[str, Any]) -> dict[str, Any]:
     return {ingress.name: ingress} | {a._bound_deployment.name: a._bound_deployment for a in ingress.init_args[2:]}
 
 
+def test_the_keep_alive_time_is_the_settings_or_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+    monkeypatch.delenv(variable, raising=False)
+
+    def keep_alive_s(**ingress: Any) -> float | None:
+        config: IngressConfig = deployments({**shipped(), "ingress": ingress})["Ingress"].init_args[0]
+        return config.keep_alive_s
+
+    assert keep_alive_s() is None
+    monkeypatch.setenv(variable, "75")
+    assert (keep_alive_s(), keep_alive_s(keep_alive_s=9)) == (75, 9)
+    monkeypatch.setenv(variable, "soon")
+    with pytest.raises(ValueError, match=variable):
+        keep_alive_s()
+
+
 def test_the_shipped_configuration_has_three_deployments() -> None:
     assert list(deployments(shipped())) == ["Ingress", "Engine", "Scheduler"]
 

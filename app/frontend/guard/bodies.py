@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+from pydantic import TypeAdapter, ValidationError
 
 from app.frontend.guard.constraints import check_constraints
 from app.frontend.guard.dialects import RESPONSES
+from app.frontend.guard.encoding import decode_json, encode_json
 from app.frontend.guard.items import check_items
 from app.frontend.guard.media import MEDIA_CHARGE_TOKENS, check_media
 from app.frontend.guard.routes import NOT_STORED, OpenRoute, RouteTask
@@ -34,6 +35,9 @@ MAX_SALT_CHARACTERS = 256
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 
+_HALF = re.compile("[\ud800-\udfff]")
+"""A text with it cannot be sent to an engine."""
+
 _MAX_LENGTHS = {
     "stop_token_ids": 120,
     "logit_bias": 1024,
@@ -43,6 +47,10 @@ _MAX_LENGTHS = {
 }
 """Longer ones fail inside an engine, where they end it (vllm/v1/worker/gpu/sample/logit_bias.py). An engine adds the
 model's own ids to the first."""
+
+MAX_COMPARISONS = 10_000
+"""For the detection of repetitions: patterns of up to 140 tokens twice, or 99 three times. They take a millisecond."""
+_PATTERNS = {"max_pattern_size": 0, "min_pattern_size": 1, "min_count": 0}
 
 _PRIVATE = ("kv_transfer_params", "ec_transfer_params")
 """Members for the connectors of engines, which are Mell's: a client must name neither paths nor blocks."""
@@ -87,7 +95,7 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     """
     body = _decode(content)
     _check_shape(body, content)
-    if _LONG_NUMBER.search(content):
+    if _LONG_NUMBER.search(content) or b"\0" in content:  # UTF-16 has a zero between two digits.
         _check_numbers(body)
     _check_types(body, route)
     _drop_private(body)
@@ -103,10 +111,10 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
         choices = _check_choices(body, route.inputs, prompts, limits)
     elif route.task is RouteTask.POOL:
         tokens = _count_input_tokens(body.get("input"))
-    encoded = msgspec.json.encode(body)
+    encoded = encode_json(body)
     use = check_media(body, encoded, limits.media_domains, limits.media, pooling=route.task is RouteTask.POOL)
     if use.named:
-        encoded = msgspec.json.encode(body)
+        encoded = encode_json(body)
     asked = tokens or (len(encoded) - use.characters) // _BYTES_PER_TOKEN + use.items * MEDIA_CHARGE_TOKENS
     charge = asked + choices * _answer_tokens(body, route)
     return CheckedBody(encoded, charge, use.items, body.get(MEMBER), body.get("prompt_cache_key"))
@@ -122,14 +130,19 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
 
 def _decode(content: bytes) -> dict[str, Any]:
     try:
-        body = msgspec.json.decode(content)
+        body = decode_json(content)
     except RecursionError:
         raise _too_deep() from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {_shortened(error)}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_body")
     return body
+
+
+def _shortened(error: ValueError) -> str:
+    # The text of a UnicodeDecodeError has the whole body.
+    return f"it is not {error.encoding}" if isinstance(error, UnicodeDecodeError) else str(error)[:200]
 
 
 def _too_deep() -> ApiError:
@@ -184,20 +197,27 @@ def _check_numbers(body: dict[str, Any]) -> None:
 _TYPES: Mapping[str, type] = {
     "messages": list,
     "tools": list,
-    "stream": bool,
-    "n": int,
     "structured_outputs": dict,
     "stream_options": dict,
     "vllm_xargs": dict,
 }
 """Types of members that vLLM's validators take for granted, or that the checks here read."""
 
+_CONVERTED: Mapping[str, TypeAdapter[Any]] = {"stream": TypeAdapter(bool), "n": TypeAdapter(int)}
+"""Members that the checks here, and vLLM's validators before others, read: as vLLM converts `1`, `"true"` or `2.0`."""
+
 
 def _check_types(body: dict[str, Any], route: OpenRoute) -> None:
     for name, kind in _TYPES.items():
         value = body.get(name)
-        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        if value is not None and not isinstance(value, kind):
             raise invalid(name, f"must be {_NAMES[kind]}")
+    for name, adapter in _CONVERTED.items():
+        if body.get(name) is not None:
+            try:
+                body[name] = adapter.validate_python(body[name])
+            except ValidationError as error:
+                raise invalid(name, error.errors()[0]["msg"]) from None
     chats = body.get("messages") or ()
     if route.inputs == "messages":
         if not all(isinstance(chat, list) and _are_objects(chat) for chat in chats):
@@ -220,7 +240,7 @@ def _is_named(tool: dict[str, Any]) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-_NAMES: Mapping[Any, str] = {list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
+_NAMES: Mapping[Any, str] = {list: "a list", dict: "an object"}
 
 
 # --- members that are not the client's --------------------------------------------------------------------
@@ -259,11 +279,15 @@ def _check_salt(body: dict[str, Any]) -> None:
 
 
 def _check_sampling(body: dict[str, Any]) -> None:
-    for name in ("stop", "stop_sequences"):
+    for name in ("stop", "stop_sequences", "bad_words"):
         stops = body.get(name)
         stops = [stops] if isinstance(stops, str) else stops
         if not isinstance(stops, list):
             continue
+        if any(isinstance(stop, str) and _HALF.search(stop) for stop in stops):
+            raise invalid(name, "half of a surrogate pair is no text, and no answer has it")
+        if name == "bad_words":
+            continue  # vLLM bounds them.
         if len(stops) > MAX_STOPS:
             raise invalid(name, f"at most {MAX_STOPS} strings")
         if any(isinstance(stop, str) and len(stop) > MAX_STOP_CHARACTERS for stop in stops):
@@ -272,6 +296,24 @@ def _check_sampling(body: dict[str, Any]) -> None:
         value = body.get(name)
         if isinstance(value, list | dict) and len(value) > most:
             raise invalid(name, f"at most {most}")
+    _check_repetition(body.get("repetition_detection"), body.get("n"))
+
+
+def _check_repetition(params: Any, n: Any) -> None:
+    """Bound the comparisons of a token that detect a repetition, over all choices, in the loop of an engine.
+
+    vLLM compares, after each token and in Python, `min_count` - 1 patterns of each size, as far as they agree.
+    """
+    if not isinstance(params, dict):
+        return
+    try:
+        most, least, count = (int(params.get(name) or default) for name, default in _PATTERNS.items())
+    except (TypeError, ValueError):
+        return  # vLLM refuses it.
+    comparisons = (most - least + 1) * (most + least) // 2 * (count - 1) * max(1, n or 1)
+    if most > 0 and comparisons > MAX_COMPARISONS:
+        reason = f"up to {comparisons:,} comparisons per token, from the sizes of patterns, min_count and n"
+        raise invalid("repetition_detection", f"{reason}; at most {MAX_COMPARISONS:,}")
 
 
 def _count_prompts(body: dict[str, Any], name: str, limits: BodyLimits) -> tuple[int, int]:
@@ -282,16 +324,28 @@ def _count_prompts(body: dict[str, Any], name: str, limits: BodyLimits) -> tuple
     if not isinstance(prompt, list) or not prompt:
         return max(1, others), 0
     kinds = set(map(type, prompt))
+    if float in kinds:
+        prompt = body[name] = _as_token_ids(prompt)
+        kinds = set(map(type, prompt))
     if kinds == {int}:
         _check_prompt(name, prompt, limits)
         return 1 + others, len(prompt)
     if kinds == {str} or name == "messages":
         return len(prompt) + others, 0
+    if kinds == {list}:
+        prompt[:] = map(_as_token_ids, prompt)
     if kinds != {list} or any(set(map(type, each)) - {int} for each in prompt):
         raise invalid(name, "must be a text, a list of token ids, or a list of texts or of such lists")
     for each in prompt:
         _check_prompt(name, each, limits)
     return len(prompt) + others, sum(map(len, prompt))
+
+
+def _as_token_ids(values: list[Any]) -> list[Any]:
+    """The values, with whole numbers for floating-point ones that are whole: some clients write all numbers so."""
+    if float not in set(map(type, values)):
+        return values
+    return [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
 
 
 def _count_input_tokens(given: Any) -> int:

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
+from app.frontend.guard.encoding import decode_json, encode_json
 from app.ingress.errors import ApiError
 
 MAX_CONSTRAINT_BYTES = 64 << 10
@@ -36,7 +35,7 @@ def check_constraints(body: dict[str, Any]) -> None:
         value = body.get(name)
         if not isinstance(value, dict | list):
             continue
-        encoded = msgspec.json.encode(value)
+        encoded = encode_json(value)
         if name != "tools" and len(encoded) > MAX_CONSTRAINT_BYTES:
             raise _too_large(name, f"at most {MAX_CONSTRAINT_BYTES} bytes")
         if b"pattern" in encoded:
@@ -96,6 +95,6 @@ def _expressions(value: Any) -> Iterator[str]:
 
 def _parsed(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return decode_json(text)
+    except (ValueError, RecursionError):
         return None

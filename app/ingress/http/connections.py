@@ -1,27 +1,41 @@
-"""Time and size limits of HTTP connections.
+"""Time and size limits of HTTP connections, and offers of other protocols, which are ignored.
 
 uvicorn limits only the idle time of a connection after an answer. A connection that never sends a request, that stops
 in the middle of a head, or whose client does not read the rest of an answer after the server has closed it, stays open
 for as long as the client likes, and a head may have any size. Failing clients do this as well as hostile ones, and each
 connection costs a file descriptor. A reverse proxy has the same limits, but there may be none. (The time limit of a
 request's body is in `asgi.read_body`, that of an answer is `request_timeout_s`.)
+
+Time limits count from the last progress (`asgi.ClientPace`). The progress of an answer is the number of bytes that the
+client's side has acknowledged: the kernel holds megabytes of an answer that the server has written whole.
+
+A request may offer another protocol by `Upgrade`, as Java's clients offer HTTP/2. RFC 9110, section 7.8, lets a server
+ignore the offer. The parser takes the end of such a head for the end of HTTP/1.1, so the head is parsed once more
+without the offer.
 """
 
 import asyncio
 import logging
 import math
 import resource
+import socket
+import struct
 from asyncio.events import TimerHandle
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from app.ingress.asgi import ClientPace
+
 log = logging.getLogger("ray.serve")
 
 _LOG_EVERY_S = 60.0
+_BYTES_ACKED = struct.Struct("=120xQ")
+"""`tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 
 
 def _most_connections() -> int:
@@ -33,14 +47,14 @@ def _most_connections() -> int:
 class Bounds:
     """Limits of a connection. Precedents: Apache's `RequestReadTimeout header=20`, h11's 64 KiB."""
 
-    keep_alive_s: int = 60
+    keep_alive_s: float = 60
     """Idle time after an answer."""
     head_s: float = 20.0
-    """Time from connecting, or from the first byte after an answer, to the end of a request's head."""
+    """Time without a byte of a request's head, from connecting, or from its first byte after an answer."""
     head_bytes: int = 64 << 10
     """Size of a head beyond its first read, and of the framing between chunks of a body."""
     flush_s: float = 10.0
-    """Time for a client to read the rest of an answer after the server has closed the connection."""
+    """Time in which a client reads nothing of an answer after the server has closed the connection."""
     connections: int = field(default_factory=_most_connections)
     """Open connections; further ones are cut at once."""
 
@@ -65,9 +79,12 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._bounds = bounds or Bounds()
-        self._due: float | None = None
-        """Time at which the connection is cut; None during a request and during uvicorn's keep-alive time."""
-        self._closing = False
+        self._head: ClientPace | None = None
+        """The progress of a request's head; None during a request and during the keep-alive time."""
+        self._closing: ClientPace | None = None
+        """The progress of the client's reading since the server has closed the connection."""
+        self._acked = 0
+        """Bytes that the client's side has acknowledged in all, at the last look."""
         self._loose_bytes = 0
         """Bytes received since a head began, or since the last chunk of a body."""
         self._timer: TimerHandle | None = None
@@ -79,7 +96,7 @@ class Connection(HttpToolsProtocol):
             self._log_refused()
             transport.abort()
             return
-        self._due = self.loop.time() + self._bounds.head_s
+        self._head = ClientPace(self.loop.time())
         self._timer = self.loop.call_later(self._bounds.check_s, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,7 +108,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, within the limit on heads."""
         self._loose_bytes += len(data)
-        super().data_received(data)
+        if self._head is not None:
+            self._head.add(len(data), self.loop.time())
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         if self.transport.is_closing():
             return
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -100,8 +123,8 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
             else:
                 self.send_400_response(f"The request's head is larger than {self._bounds.head_bytes} bytes.")
-        elif self._due is None and not answering:
-            self._due = self.loop.time() + self._bounds.head_s
+        elif self._head is None and not answering:
+            self._head = ClientPace(self.loop.time())
 
     def on_message_begin(self) -> None:
         """Count the bytes of a new head from zero."""
@@ -110,7 +133,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """End the time limit of the head."""
-        self._loose_bytes, self._due = 0, None
+        self._loose_bytes, self._head = 0, None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -118,14 +141,47 @@ class Connection(HttpToolsProtocol):
         self._loose_bytes = 0
         super().on_body(body)
 
+    def _parse(self, data: memoryview) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+            else:
+                return
+            if (method := self.parser.get_method()) == b"CONNECT":
+                raise httptools.HttpParserInvalidMethodError("no proxy")
+            version = self.parser.get_http_version().encode()
+            lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+            lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+
+    def _should_upgrade(self) -> bool:
+        # uvicorn then leaves the request alone that ends with an offer.
+        return True
+
     def _check(self) -> None:
         now = self.loop.time()
-        if self.transport.is_closing() and not self._closing:
-            self._closing, self._due = True, now + self._bounds.flush_s
-        if self._due is not None and now >= self._due:
+        if self._closing is not None:
+            before, self._acked = self._acked, self._bytes_acked()
+            self._closing.add(self._acked - before, now)
+        elif self.transport.is_closing():
+            self._closing, self._acked = ClientPace(now), self._bytes_acked()
+        late_head = self._head is not None and now >= self._head.due(self._bounds.head_s)
+        if late_head or (self._closing is not None and now >= self._closing.due(self._bounds.flush_s)):
             self.transport.abort()
         else:
             self._timer = self.loop.call_later(self._bounds.check_s, self._check)
+
+    def _bytes_acked(self) -> int:
+        try:
+            info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+        except OSError:  # The client has left.
+            return self._acked
+        (acked,) = _BYTES_ACKED.unpack(info)
+        return int(acked)
 
     def _log_refused(self) -> None:
         now = self.loop.time()

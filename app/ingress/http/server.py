@@ -87,7 +87,7 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             server_header=False,
-            timeout_keep_alive=bounds.keep_alive_s,
+            timeout_keep_alive=bounds.keep_alive_s,  # type: ignore[arg-type]  # uvicorn only waits for it
             proxy_headers=False,
         )
         self._server = uvicorn.Server(config)

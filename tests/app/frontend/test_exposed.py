@@ -522,6 +522,12 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "many members": (COMPLETIONS, {f"x{n}": n for n in range(50_000)}),
     "a hundred thousand stops": (COMPLETIONS, {"stop": ["a"] * 100_000}),
     "a long stop": (COMPLETIONS, {"stop": "a" * 100_000}),
+    "too many tokens of bad words": (COMPLETIONS, {"bad_words": ["é" * 600]}),
+    "a long detection of repetitions": (
+        COMPLETIONS,
+        {"repetition_detection": {"max_pattern_size": 4000, "min_pattern_size": 1300, "min_count": 2}},
+    ),
+    "half of a surrogate pair as a stop": (COMPLETIONS, {"stop": "\ud83d"}),
     "a foreign template": (CHAT, {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}),
     "a foreign template in arguments": (CHAT, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
     "fifty logprobs": (COMPLETIONS, {"logprobs": 50}),
@@ -599,6 +605,12 @@ ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a session": (COMPLETIONS, {"session_id": "x" * 100_000, "vllm_xargs": {"session_id": "y"}}),
     "a long name": (COMPLETIONS, {"request_id": "x" * 1_000_000, "stream": True}),
     "a NUL": (CHAT, {"messages": [{"role": "user", "content": "\x00"}]}),
+    "halves of a surrogate pair that nothing reads": (CHAT, {"user": "\ud83d", "a\udc00": {"metadata": "\ud83d"}}),
+    "half of a surrogate pair in a prompt": (CHAT, {"messages": [{"role": "user", "content": "\ud83d"}]}),
+    "half of a surrogate pair in a schema": (COMPLETIONS, {"structured_outputs": {"json": {"enum": ["\ud83d"]}}}),
+    "half of a surrogate pair in a bad word": (COMPLETIONS, {"bad_words": ["\ud83d"]}),
+    "half of a surrogate pair in metadata": (RESPONSES, {"metadata": {"a": "\ud83d"}}),
+    "a stream by number": (MESSAGES, {"stream": 1}),
     "a negative priority": (COMPLETIONS, {"priority": -(2**63)}),
 }
 
@@ -623,7 +635,6 @@ ENCODED: dict[str, tuple[bytes, int]] = {
     "infinity": (b'{"prompt": "x", "temperature": 1e999}', 400),
     "a long number": (b'{"prompt": "x", "seed": ' + b"9" * 5_000 + b"}", 400),
     "gzip": (gzip.compress(b'{"prompt": "x"}'), 400),
-    "UTF-16": ('{"prompt": "x"}'.encode("utf-16"), 400),
     "a surrogate": (b'{"prompt": "\\ud800"}', 400),
     "nothing": (b"", 400),
     "a list": (b"[]", 400),

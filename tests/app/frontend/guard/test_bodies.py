@@ -68,10 +68,6 @@ MALFORMED = {
     "infinity": b'{"a": -Infinity}',
     "a number above all": b'{"a": 1e999}',
     "five thousand digits": b'{"a": %s}' % (b"9" * 5000),
-    "a byte order mark": b'\xef\xbb\xbf{"prompt": "x"}',
-    "UTF-16": '{"prompt": "x"}'.encode("utf-16"),
-    "a surrogate": b'{"prompt": "\\ud800"}',
-    "a surrogate in UTF-8": b'{"prompt": "\xed\xa0\x80"}',
     "a control character": b'{"prompt": "\x00"}',
     "two values": b"{} {}",
     "ten thousand levels": b"[" * 10_000,
@@ -81,6 +77,58 @@ MALFORMED = {
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
 def test_a_body_that_is_no_json_is_refused(content: bytes) -> None:
     assert refused(content).code == "invalid_json"
+
+
+READ = {
+    "a byte order mark": b'\xef\xbb\xbf{"a": "x"}',
+    "UTF-16": '{"a": "x"}'.encode("utf-16"),
+    "UTF-32 without a mark": '{"a": "x"}'.encode("utf-32-le"),
+}
+
+
+@pytest.mark.parametrize("content", READ.values(), ids=READ)
+def test_a_body_in_another_encoding_is_read(content: bytes) -> None:
+    assert passed(content) == {"a": "x"}
+
+
+@pytest.mark.parametrize("content", [b'{"user": "\\ud800"}', b'{"user": "\xed\xa0\x80"}'], ids=["escaped", "in UTF-8"])
+def test_half_of_a_surrogate_pair_passes_as_it_is(content: bytes) -> None:
+    assert passed(content) == {"user": "\ud800"}
+    assert passed(content.replace(b"user", b"a\\ud83db")) == {"a\ud83db": "\ud800"}
+
+
+def test_a_stop_string_with_half_of_a_surrogate_pair_is_refused() -> None:
+    assert refused({"stop": ["x", "\ud83d"]}).param == refused({"stop": "a\udc00"}).param == "stop"
+    assert passed({"stop": ["\U0001f600"]})
+
+
+def test_long_numbers_are_found_in_every_encoding() -> None:
+    assert refused('{"a": 123456789012345678901234567890}'.encode("utf-16")).param == "a"
+
+
+CONVERTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "1 as true": ({"stream": 1}, {"stream": True}),
+    "a text as true": ({"stream": "true"}, {"stream": True}),
+    "0 as false": ({"stream": 0}, {"stream": False}),
+    "a whole number with a point": ({"n": 2.0}, {"n": 2}),
+    "a number in a text": ({"n": "3"}, {"n": 3}),
+    "token ids with points": ({"prompt": [5.0, 6]}, {"prompt": [5, 6]}),
+    "lists of token ids with points": ({"prompt": [[5.0], [6]]}, {"prompt": [[5], [6]]}),
+}
+
+
+@pytest.mark.parametrize(("given", "read"), CONVERTED.values(), ids=CONVERTED)
+def test_values_are_converted_as_vllm_does(given: dict[str, Any], read: dict[str, Any]) -> None:
+    assert passed(given) == read
+
+
+@pytest.mark.parametrize("given", [{"stream": 2}, {"stream": "perhaps"}, {"n": 1.5}, {"n": "two"}, {"prompt": [5.5]}])
+def test_values_of_no_such_kind_are_refused(given: dict[str, Any]) -> None:
+    assert refused(given).param == next(iter(given))
+
+
+def test_choices_are_counted_after_the_conversion() -> None:
+    assert refused({"n": "9"}).param == refused({"n": 9.0}).param == "n"
 
 
 @pytest.mark.parametrize("content", [b"[]", b"5", b'"x"', b"null"])
@@ -135,12 +183,7 @@ TYPES: list[tuple[str, Any]] = [
     ("messages", {"role": "user"}),
     ("tools", [5]),
     ("tools", "f"),
-    ("n", "5"),
-    ("n", True),
-    ("n", 1.0),
     ("n", [1]),
-    ("stream", "yes"),
-    ("stream", 1),
     ("structured_outputs", []),
     ("stream_options", 5),
     ("vllm_xargs", []),
@@ -386,3 +429,36 @@ def test_inputs_are_charged_by_their_tokens() -> None:
     assert charged({"input": [[1, 2, 3], [4, 5]]}, EMBEDDINGS) == 5
     assert charged({"input": [7] * 3000}, EMBEDDINGS) == 3000
     assert charged({"input": "a" * 400}, EMBEDDINGS) in range(100, 110)
+
+
+# --- work in an engine's loop -----------------------------------------------------------------------------
+
+CHEAP = {
+    "none": {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0},
+    "twice": {"max_pattern_size": 140, "min_count": 2},
+    "three times": {"max_pattern_size": 99, "min_pattern_size": None, "min_count": 3},
+    "one long pattern": {"max_pattern_size": 9_000, "min_pattern_size": 9_000, "min_count": 2},
+    "what is no number": {"max_pattern_size": "x"},
+}
+COSTLY = {
+    "of every size": {"max_pattern_size": 142, "min_count": 2},
+    "many times": {"max_pattern_size": 10, "min_pattern_size": 1, "min_count": 300},
+    "of large sizes": {"max_pattern_size": 4_000, "min_pattern_size": 3_990, "min_count": 2},
+    "with a point": {"max_pattern_size": 200.0, "min_count": 2.0},
+    "in a text": {"max_pattern_size": "200", "min_count": "2"},
+}
+
+
+@pytest.mark.parametrize("detection", CHEAP.values(), ids=CHEAP)
+def test_repetitions_are_detected_at_a_bounded_cost(detection: dict[str, Any]) -> None:
+    assert passed({"repetition_detection": detection})
+
+
+@pytest.mark.parametrize("detection", COSTLY.values(), ids=COSTLY)
+def test_a_costly_detection_of_repetitions_is_refused(detection: dict[str, Any]) -> None:
+    assert refused({"repetition_detection": detection}).param == "repetition_detection"
+
+
+def test_a_detection_counts_once_per_choice() -> None:
+    detection = {"max_pattern_size": 99, "min_count": 3}
+    assert refused({"repetition_detection": detection, "n": 2}).param == "repetition_detection"

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from app.frontend.guard.dialects import OPENAI
-from app.ingress.asgi import EventStream, TrackedSend, within
+from app.ingress.asgi import ClientPace, EventStream, TrackedSend, within
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
 from deployments.engine.tokens import expected
@@ -104,17 +104,35 @@ async def test_a_client_that_stops_within_its_body_gets_408(api: Api, monkeypatc
     assert api.backend.gate.running == 0
 
 
-async def test_the_time_limit_of_a_body_grows_with_its_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.asgi._BODY_S", 0.2)
-    monkeypatch.setattr("app.ingress.asgi._BODY_BYTES_PER_S", 1)
+async def test_a_body_that_comes_slowly_and_steadily_is_read(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ingress.asgi._BODY_S", 0.5)
     whole = body(max_tokens=1)
     async with listening(api.app) as (port, _):
         client = await Client.connect(port)
-        head = HEAD + f"Connection: close\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
-        await client.send(head + whole[:60])
-        await asyncio.sleep(0.5)
-        await client.send(whole[60:])
+        await client.send(HEAD + f"Connection: close\r\nContent-Length: {len(whole)}\r\n\r\n".encode())
+        step = len(whole) // 8 + 1
+        for begin in range(0, len(whole), step):
+            await asyncio.sleep(0.15)
+            await client.send(whole[begin : begin + step])
         assert (await client.ended()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_head_that_comes_slowly_and_steadily_is_read(api: Api) -> None:
+    async with listening(api.app, head_s=0.5, flush_s=0.5) as (port, _):
+        client = await Client.connect(port)
+        for piece in (b"GET /live ", b"HTTP/1.1\r\n", b"Host: ", b"mell\r\n", b"Connection: ", b"close\r\n", b"\r\n"):
+            await client.send(piece)
+            await asyncio.sleep(0.15)
+        assert (await client.ended()).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_only_trickles_is_too_slow() -> None:
+    steady, trickle = ClientPace(0.0), ClientPace(0.0)
+    for second in range(1, 1000):
+        steady.add(500, second)
+        trickle.add(1, second)
+        assert steady.due(20) == second + 20
+        assert trickle.due(20) == min(second + 20, 200 + second / 500)
 
 
 # --- clients that ask for too much ------------------------------------------------------------------------
@@ -184,15 +202,56 @@ async def test_by_default_a_quarter_of_the_files_is_reserved(monkeypatch: pytest
     assert Bounds().connections == 750
 
 
-async def test_websockets_are_not_supported(api: Api) -> None:
+# --- clients that offer another protocol -------------------------------------------------------------------
+
+OFFERS = {
+    "HTTP/2": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n",
+    "TLS": b"Upgrade: TLS/1.2\r\nConnection: upgrade\r\n",
+    "a websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n",
+    "several": b"Connection: Upgrade\r\nUpgrade: h2c\r\nUpgrade: websocket\r\n",
+    "nothing": b"Connection: Upgrade\r\n",
+}
+PIECES = {"at once": 1 << 20, "byte by byte": 1, "in pieces": 50}
+
+
+def framed(offer: bytes, chunked: bool, **fields: Any) -> bytes:
+    whole = body(**fields)
+    if chunked:
+        return HEAD + offer + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(whole), whole)
+    return HEAD + offer + b"Content-Length: %d\r\n\r\n%s" % (len(whole), whole)
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["with a length", "chunked"])
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+async def test_an_offer_of_another_protocol_is_ignored(api: Api, offer: bytes, piece: int, chunked: bool) -> None:
     async with listening(api.app) as (port, _):
         client = await Client.connect(port)
-        upgrade = (
-            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
-        )
-        await client.send(f"GET /live HTTP/1.1\r\nHost: mell\r\n{upgrade}\r\n".encode())
-        assert (await client.reader.readline()).startswith(b"HTTP/1.1 200 ")
+        first = framed(offer, chunked, max_tokens=2)
+        for begin in range(0, len(first), piece):
+            await client.send(first[begin : begin + piece])
+            await asyncio.sleep(0)
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        assert b'"finish_reason":"length"' in await client.reader.readexactly(length)
+        assert await client.get("/live") == 200
         client.close()
+
+
+async def test_calls_behind_one_another_may_all_offer(api: Api) -> None:
+    async with listening(api.app) as (port, _):
+        client = await Client.connect(port)
+        get = b"GET /live HTTP/1.1\r\nHost: mell\r\n%s\r\n"
+        await client.send(get % OFFERS["HTTP/2"] * 3 + get % b"Connection: close\r\n")
+        assert (await client.ended()).count(b"HTTP/1.1 200 ") == 4
+
+
+async def test_a_tunnel_is_refused(api: Api) -> None:
+    async with listening(api.app) as (port, _):
+        client = await Client.connect(port)
+        await client.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\nGET / HTTP/1.1\r\n\r\n")
+        assert (await client.ended()).count(b"HTTP/1.1 400 ") == 1
 
 
 async def test_keep_alive_probes_detect_vanished_clients() -> None:
@@ -228,6 +287,67 @@ async def test_a_client_that_does_not_read_is_cut_at_the_deadline(monkeypatch: p
         await client.reader.readexactly(1)
         await eventually(lambda: connections(server) == 0, within_s=30)
         client.close()
+
+
+LARGE = 8 * MIB
+
+
+async def _large(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+    await send({"type": "http.response.body", "body": bytes(LARGE)})
+
+
+async def read_slowly(port: int, head: bytes, pause_s: float, pieces: int) -> int:
+    """The number of bytes of a large body that a client gets that pauses before each piece, and reads the rest."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        await loop.sock_sendall(client, head)
+        got, pauses = b"", iter(range(pieces))
+        while True:
+            if next(pauses, None) is not None:
+                await asyncio.sleep(pause_s)
+            try:
+                more = await loop.sock_recv(client, 64 * KIB)
+            except ConnectionResetError:
+                break
+            got += more
+            if not more or len(got.partition(b"\r\n\r\n")[2]) == LARGE:
+                break
+        return len(got.partition(b"\r\n\r\n")[2])
+
+
+KEPT = {
+    "that closes": b"GET / HTTP/1.1\r\nHost: mell\r\nConnection: close\r\n\r\n",
+    "of HTTP/1.0": b"GET / HTTP/1.0\r\n\r\n",
+    "that keeps its connection": b"GET / HTTP/1.1\r\nHost: mell\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("head", KEPT.values(), ids=KEPT)
+async def test_a_client_that_reads_slowly_and_steadily_gets_all(head: bytes) -> None:
+    async with listening(_large, head_s=0.4, flush_s=0.4, keep_alive_s=0.4) as (port, server):
+        assert await read_slowly(port, head, 0.1, 20) == LARGE
+        await eventually(lambda: connections(server) == 0)
+
+
+@pytest.mark.parametrize("head", KEPT.values(), ids=KEPT)
+async def test_a_client_that_stops_reading_its_answer_is_cut(head: bytes) -> None:
+    async with listening(_large, head_s=0.2, flush_s=0.2, keep_alive_s=0.2) as (port, server):
+        client = await Client.connect(port, limit=1)
+        await client.send(head)
+        await client.reader.readexactly(1)
+        await eventually(lambda: connections(server) == 0, within_s=30)
+        client.close()
+
+
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(api: Api) -> None:
+    async with listening(api.app, keep_alive_s=0.2, **SHORT) as (port, _):
+        client = await Client.connect(port)
+        assert await client.get("/live") == 200
+        assert await client.ended() == b""
 
 
 # --- a server process -------------------------------------------------------------------------------
