@@ -13,6 +13,7 @@ from migration.protocol.record import CopyRecord, MigrationRecord, Outcome
 from policies.cost.latencies import NO_TIMES
 from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.level.service import STATES, ServiceReport
+from policies.decision.limits import Mode
 from policies.decision.shadow import DryRun
 from policies.model import ReplicaState, Role
 from policies.plan import Path
@@ -71,6 +72,7 @@ class Telemetry:
         self._cache_tokens = Counter("mell_cache_tokens", CACHE_TOKENS, registry, ("stage",))
         self._copies = Counter("mell_cache_copies", COPIES, registry, ("reason", "outcome"))
         self._copy_bytes = Counter("mell_cache_copy_bytes", COPY_BYTES, registry)
+        self._scales = False
         self._dry_run: _DryRun | None = None
         self._service: _Service | None = None
 
@@ -116,12 +118,23 @@ class Telemetry:
         for role in Role:
             self._roles.set(counts[role], str(role))
 
+    def begin_mode(self, mode: Mode) -> None:
+        """End the metrics of other modes, and begin another dry run: its figures are added to those of the last."""
+        if mode is not Mode.ACT and self._scales:
+            self._set_reasons(None, None)
+        if self._dry_run is not None:
+            self._dry_run.restart()
+
     def scaling(self, report: ScalingReport) -> None:
         """Set the reasons for the number of replicas."""
-        for up in ScaleUp:
-            self._scaling.set(report.up is up, "open", up)
+        self._scales = True
+        self._set_reasons(report.up, report.kept)
+
+    def _set_reasons(self, up: ScaleUp | None, kept: ScaleDownBlock | None) -> None:
+        for reason in ScaleUp:
+            self._scaling.set(up is reason, "open", reason)
         for block in ScaleDownBlock:
-            self._scaling.set(report.kept is block, "keep", block)
+            self._scaling.set(kept is block, "keep", block)
 
     def freed(self, took_s: float) -> None:
         """Observe the end of an emptied replica, `took_s` seconds after the decision to empty it."""
@@ -186,6 +199,11 @@ class _DryRun:
         self._tokens = Counter("mell_dry_run_moved_tokens", "Tokens of these moves.", registry)
         self._bytes = Counter("mell_dry_run_moved_bytes", "KV bytes of these moves.", registry)
         self._counted: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+
+    def restart(self) -> None:
+        self._needed.set(nan)
+        self._waiting.set(nan)
+        self._counted = (0.0, 0.0, 0.0, 0.0)
 
     def update(self, so_far: DryRun) -> None:
         self._needed.set(so_far.replicas_needed)

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.pool import LivePool
-from deployments.scheduler.recording import Entry, Epoch, Ordered, PlacedCall, Recorder, RoleOrdered
+from deployments.scheduler.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, Recorder, RoleOrdered
 from deployments.scheduler.rehearsal import Rehearsal
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
@@ -21,6 +22,7 @@ from policies.decision.level.service import service_report
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
+from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, Role
 from policies.plan import Move
 
@@ -35,7 +37,10 @@ class Epochs:
 
     Arrivals and operators' moves belong to the pool `ENGINE`. `last` is the beginning of the last epoch by `clock`.
     `ready` is set after the first epoch with a report, since arrivals can be placed from then on. `reached` are the
-    times that clients got.
+    times that clients got. `ordered` gives the mode that epochs are to have; by default that of `memory` for good.
+
+    An epoch that fails may leave anything half done: observations that are taken in part, moves that are planned and
+    not ordered. So the epoch after it forgets all locations, and decides on a snapshot of the replicas.
     """
 
     def __init__(
@@ -46,8 +51,8 @@ class Epochs:
         telemetry: Telemetry,
         clock: Clock,
         recorder: Recorder | None = None,
-        rehearsal: Rehearsal | None = None,
         reached: ReachedTimes | None = None,
+        ordered: Callable[[], Mode] | None = None,
     ) -> None:
         self._config = config
         self._pools = pools
@@ -56,12 +61,26 @@ class Epochs:
         self._telemetry = telemetry
         self._clock = clock
         self._recorder = recorder
-        self._rehearsal = rehearsal
+        self._ordered = ordered
         self._entries: list[Entry] = []
         self._slices = 0
         self._soon = asyncio.Event()
+        self._deciding = asyncio.Lock()
+        self._is_complete = True
         self.last = clock()
         self.ready = asyncio.Event()
+        self._begin_mode()
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the epochs."""
+        return self._memory.terms.mode
+
+    async def follow_mode(self) -> None:
+        """Have the ordered mode from now on. Waits for the end of the epoch under way, so that none acts later."""
+        async with self._deciding:
+            self._follow_mode()
+        self.hurry()
 
     def hurry(self) -> None:
         """Run the next epoch as soon as `EARLIEST_S` allows."""
@@ -77,7 +96,7 @@ class Epochs:
                 log.warning("this scheduler has been replaced: %s", error)
                 return
             except Exception:
-                log.exception("epoch failed; the next one gathers and decides anew")
+                log.exception("epoch failed; the next one decides on a snapshot of all replicas")
             await asyncio.sleep(EARLIEST_S)
             try:
                 async with asyncio.timeout(max(0.0, self._config.epoch_s - EARLIEST_S)):
@@ -90,7 +109,16 @@ class Epochs:
 
         Raises `Refused` if a newer scheduler has replaced this one.
         """
+        async with self._deciding:
+            if not self._is_complete:
+                self._restart()
+            self._is_complete = False
+            await self._epoch()
+            self._is_complete = True
+
+    async def _epoch(self) -> None:
         await asyncio.gather(*(pool.gather() for pool in self._pools))
+        self._follow_mode()
         await asyncio.sleep(0)
         now = self._clock()
         passed_s, self.last = now - self.last, now
@@ -108,9 +136,9 @@ class Epochs:
         if any(pool.roster.statuses for pool in self._pools):
             self.ready.set()
         await self._carry_out(plans)
-        if self._rehearsal is not None:
+        if self.rehearsal is not None:
             (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
-            self._rehearsal.epoch(report, now)
+            self.rehearsal.epoch(report, now)
         self._await_prefills()
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
@@ -135,6 +163,37 @@ class Epochs:
 
     # --- inside ---------------------------------------------------------------------------------------
 
+    def _restart(self) -> None:
+        """Have the next observation be a snapshot, after an epoch that has not ended, or in another mode."""
+        for pool in self._pools:
+            pool.roster.restart()
+        # A snapshot has what was placed and ordered before; roles and modes are in no report.
+        kept = (entry for entry in self._entries if isinstance(entry, RoleOrdered | ModeOrdered))
+        self._entries = [replace(entry, slices=0) for entry in kept]
+
+    def _follow_mode(self) -> None:
+        mode = self.mode if self._ordered is None else self._ordered()
+        if mode is not self.mode:
+            log.info("mode %s instead of %s", mode, self.mode)
+            if mode is Mode.OBSERVE:  # a dry run begins with all replicas and requests
+                self._restart()
+            self._note(ModeOrdered(self._clock(), mode))
+            self._memory.set_mode(mode)
+            self._begin_mode()
+
+    def _begin_mode(self) -> None:
+        for pool in self._pools:
+            pool.scaler.scales = self.mode is Mode.ACT
+        self._telemetry.begin_mode(self.mode)
+        self.rehearsal = self._new_rehearsal()
+
+    def _new_rehearsal(self) -> Rehearsal | None:
+        """The dry run of the mode `observe`."""
+        if self.mode is not Mode.OBSERVE:
+            return None
+        pool = self._memory.pool()
+        return Rehearsal(Shadow(self._memory.terms, pool.experience, names=pool.router.names), self._telemetry)
+
     async def _decide(self, seen: Observation) -> Plans:
         """Decide in slices. Arrivals are placed in between, so that none waits for the whole epoch."""
         slices = decide_in_slices(self._memory, seen)
@@ -158,7 +217,7 @@ class Epochs:
     async def _carry_out(self, plans: Plans) -> None:
         for pool in self._pools:
             for plan in plans[pool.deployment]:
-                pool.carry_out(plan, scales=self._config.mode is Mode.ACT)
+                pool.carry_out(plan, scales=self.mode is Mode.ACT)
             await asyncio.sleep(0)
             under_way = self._memory.pool(pool.deployment).under_way.values()
             pool.watch_closing(plans[pool.deployment], {underway.move.source for underway in under_way})

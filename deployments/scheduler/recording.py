@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from policies.cluster.changes import Arrival
-from policies.decision.limits import Terms
+from policies.decision.limits import Mode, Terms
 from policies.decision.observation import Observation, PoolId
 from policies.model import ReplicaId, Role
 from policies.plan import Move, Plan
@@ -44,7 +44,16 @@ class RoleOrdered:
     slices: int = 0
 
 
-Entry = PlacedCall | Ordered | RoleOrdered
+@dataclass(frozen=True, slots=True)
+class ModeOrdered:
+    """Another mode of the epochs, from the time `at` on. For `slices` see `Epoch`."""
+
+    at: float
+    mode: Mode
+    slices: int = 0
+
+
+Entry = PlacedCall | Ordered | RoleOrdered | ModeOrdered
 """A call to the decision between two epochs, or during one."""
 
 

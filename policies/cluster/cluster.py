@@ -10,6 +10,7 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -159,10 +160,16 @@ class Cluster:
             self._parted += (role is not Role.BOTH) - (replica.role is not Role.BOTH)
             replica.role, replica.apart = role, False
 
-    def set_prefills_apart(self, apart: bool) -> None:
-        """Have nothing placed on or moved to prefill replicas, or allow it again for arrivals."""
+    @contextmanager
+    def prefills_apart(self) -> Iterator[None]:
+        """Have nothing placed on or moved to prefill replicas; afterwards, allow it again for arrivals."""
         for replica in self.prefills():
-            replica.apart = apart
+            replica.apart = True
+        try:
+            yield
+        finally:
+            for replica in self.prefills():
+                replica.apart = False
 
     def await_start(self, awaited: bool) -> None:
         """Set `awaits_start`: a replica is starting, or about to start."""

@@ -67,6 +67,12 @@ class SchedulerMemory:
             self.pools[pool] = PoolMemory(self.terms, self.rule)
         return self.pools[pool]
 
+    def set_mode(self, mode: Mode) -> None:
+        """Use the plans of all pools in this way from the next epoch on."""
+        self.terms = replace(self.terms, mode=mode)
+        for pool in self.pools.values():
+            pool.set_mode(mode)
+
 
 def decide(memory: SchedulerMemory, observation: Observation) -> Plans:
     """Decide an epoch of all pools. Updates the memory; equal histories give equal plans."""
@@ -91,8 +97,8 @@ def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan,
 
 
 def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
-    terms, cluster = memory.terms, memory.cluster
     changes = yield from memory.observe_in_slices(seen, now)
+    terms, cluster = memory.terms, memory.cluster
     limits = terms.limits.resolve(memory.experience, FORESEEN if terms.has_level else None)
     rate = memory.experience.decode_rate
     if (speed := replica_speed(memory)) is not None:
@@ -107,9 +113,8 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
     limits.begin(cluster, now)
     assign_roles(memory, now)
-    cluster.set_prefills_apart(True)
-    _evacuate(memory)
-    cluster.set_prefills_apart(False)
+    with cluster.prefills_apart():
+        _evacuate(memory)
     if cluster.speed is not None:
         memory.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
@@ -118,10 +123,9 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
     changes = replace(changes, waiting=tuple(cluster.in_order()))
     if not terms.batched:
         return tuple(_one_by_one(memory, changes, limits, now))
-    cluster.set_prefills_apart(True)
-    hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
-    up = _rebalance(memory, changes, limits)
-    cluster.set_prefills_apart(False)
+    with cluster.prefills_apart():
+        hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
+        up = _rebalance(memory, changes, limits)
     yield
     plan = _settle(memory, limits, now, close=True)
     memory.scaled = Scaled(now, below or up, len(plan.opened), len(plan.closed), limits.linger_s)
@@ -382,7 +386,7 @@ def _onward(memory: PoolMemory, request: Request, source: Replica, barred: Barre
     moves under way to epochs, which may not wait.
     """
     cluster = memory.cluster
-    if source.role is not Role.PREFILL or cluster.moves_left < 1:
+    if source.role is not Role.PREFILL or memory.terms.mode is not Mode.ACT or cluster.moves_left < 1:
         return None
     at_once = memory.terms.moves_at_once
     if at_once is not None and sum(move.reason is _DISAGGREGATE for move in _moves_under_way(memory)) >= at_once // 2:

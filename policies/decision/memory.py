@@ -25,9 +25,9 @@ from typing import NamedTuple, TypeVar
 from policies.causes import PAIR_FAILURES
 from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
-from policies.cluster.forecast import WINDOW_S
+from policies.cluster.forecast import WINDOW_S, Forecast
 from policies.cluster.replica import Replica, Request
-from policies.cluster.supply import RecentMaximum, Supply
+from policies.cluster.supply import Demand, RecentMaximum, Supply
 from policies.cost.fit import NO_STEPS
 from policies.cost.lines import Line
 from policies.decision.breaker import Breaker
@@ -35,8 +35,8 @@ from policies.decision.disaggregation.prefill_load import PrefillLoad
 from policies.decision.experience import Experience
 from policies.decision.level.predicted import PredictedTimes
 from policies.decision.level.scaling import Scaled
-from policies.decision.limits import Sizes, Terms
-from policies.decision.observation import SETTLED, PoolReport, Resident, Status
+from policies.decision.limits import Mode, Sizes, Terms
+from policies.decision.observation import SETTLED, Pool, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.estimates import Estimates
@@ -109,9 +109,29 @@ class PoolMemory:
         self._observed_at = 0.0
         if terms.copies:
             self.router.link, self.router.link_limit_s = self._copy_link, terms.boundaries.time_limit_s
+        self.roles_by_hand: dict[ReplicaId, Role] = {}
+        self.scaled: Scaled | None = None
+        """The openings and closings of the last epoch in mode `act`."""
+        self.level_replicas = RecentMaximum()
+        """The least number of replicas that keeps a service level."""
+        self.predicted = PredictedTimes()
+        self.prefill_load = PrefillLoad()
+        self._class_seen: dict[str, float] = {}
+        self._begin(Demand(), Forecast())
+
+    def set_mode(self, mode: Mode) -> None:
+        """Use plans in this way from the next epoch on."""
+        self.terms = replace(self.terms, mode=mode)
+        self.scaled = None
+
+    def _begin(self, demand: Demand, forecast: Forecast) -> None:
+        """Begin with an empty cluster, at the first observation and at every whole one."""
+        terms = self.terms
         self.cluster = Cluster(
             Tokens(1),
             Supply(terms.per_node),
+            demand=demand,
+            forecast=forecast,
             holds=terms.moves_take_time,
             starts_as=ReplicaState.STARTING if terms.starts_take_time else ReplicaState.RUNNING,
         )
@@ -120,15 +140,7 @@ class PoolMemory:
         self.leaving: dict[RequestId, None] = {}
         self.under_way: dict[RequestId, Underway] = {}
         self.placed: dict[RequestId, Placed] = {}
-        self.roles_by_hand: dict[ReplicaId, Role] = {}
-        self.scaled: Scaled | None = None
-        """The openings and closings of the last epoch in mode `act`."""
-        self.level_replicas = RecentMaximum()
-        """The least number of replicas that keeps a service level."""
-        self.predicted = PredictedTimes()
-        self.prefill_load = PrefillLoad()
         self._residents: dict[RequestId, Resident] = {}
-        self._class_seen: dict[str, float] = {}
         # Stale requests need a new location, absent ones cannot leave a replica that is about to stop, and unsettled
         # ones may lack some of their blocks. Expected replicas are not listed yet, closed ones are of the last plan.
         self._absent: dict[RequestId, Tokens] = {}
@@ -137,6 +149,19 @@ class PoolMemory:
         self._unsettled: dict[RequestId, None] = {}
         self._expected: dict[ReplicaId, None] = {}
         self._closed: dict[ReplicaId, float | None] = {}
+
+    def _restart(self, seen: PoolReport) -> PoolReport:
+        """Drop everything that a snapshot tells anew, and keep what was learned. Returns the snapshot, with the lost.
+
+        Placements and moves since the reports in it are dropped, too: the next reports contain them.
+        """
+        listed = {status.id for status in seen.replicas}
+        lost = tuple(sorted(self.statuses.keys() - listed))
+        present = {resident.load.id for resident in seen.requests}
+        self._begin(self.cluster.demand, self.cluster.forecast)
+        self.router.restart(present)
+        self.estimates.keep_requests(present)
+        return replace(seen, lost=lost)
 
     def _copy_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
         """See `TokenLink`. Copies stay out of the way of migrations: none goes where one is under way."""
@@ -160,10 +185,10 @@ class PoolMemory:
 
     def observe_in_slices(self, seen: PoolReport, now: float) -> Generator[None, None, Changes]:
         """As `observe`, with pauses for placements: at each, every request is in one place and every sum is correct."""
+        if seen.whole:
+            seen = self._restart(seen)
+        self._take_pool(seen.pool)
         cluster = self.cluster
-        if seen.pool.capacity:
-            cluster.set_capacity(seen.pool.capacity)
-        cluster.keep(seen.pool.min_replicas)
         for report in seen.moves:
             self._take_move(report, now)
         for copied in seen.copies:
@@ -187,7 +212,7 @@ class PoolMemory:
             decoding += self._take_requests(residents, crossed, moving)
         if self.learns:
             self.experience.observe_growth(grown, self._decoding - decoding, now)
-            self.experience.observe_running(len(cluster.requests) - len(cluster.waiting), now)
+            self._learn_running(seen, now)
             yield from self._learn_steps(seen.replicas, now)
         yield
         removed = self._take_replicas(seen, now)
@@ -302,6 +327,11 @@ class PoolMemory:
 
     # --- moves and replicas ---------------------------------------------------------------------------
 
+    def _take_pool(self, pool: Pool) -> None:
+        if pool.capacity:
+            self.cluster.set_capacity(pool.capacity)
+        self.cluster.keep(pool.min_replicas)
+
     def _take_move(self, report: MoveReport, now: float) -> None:
         pair = (report.source, report.target)
         underway = self.under_way.get(report.request)
@@ -341,6 +371,11 @@ class PoolMemory:
                 self.router.ended(request)
                 self._stale[request] = None
 
+    def _learn_running(self, seen: PoolReport, now: float) -> None:
+        """Add the number of requests on replicas since the last report. At a whole one, none is in the cluster yet."""
+        if not seen.whole:
+            self.experience.observe_running(len(self.cluster.requests) - len(self.cluster.waiting), now)
+
     def _learn_steps(self, statuses: Sequence[Status], now: float) -> Iterator[None]:
         """Add the steps of replicas since their last report to the experience."""
         for number, some in enumerate(_in_slices(statuses)):
@@ -369,9 +404,9 @@ class PoolMemory:
         self._closed.clear()
         self._expected.clear()
         for replica_id, profile in seen.profiles.items():
-            self.estimates.profile(replica_id, profile)
+            is_new = self.estimates.profile(replica_id, profile)
             self.router.take_profile(profile)
-            if self.learns:
+            if self.learns and is_new:
                 self.experience.observe_profile(profile.prefill, now)
         if changed:
             self._stale.update(dict.fromkeys(self.under_way))
@@ -394,7 +429,6 @@ class PoolMemory:
             self.router.forget(replica_id)
             self.roles_by_hand.pop(replica_id, None)
         if seen.lost:
-            self.estimates.keep(self.statuses)
             for request in [q for q, underway in self.under_way.items() if underway.move.source in seen.lost]:
                 del self.under_way[request]
                 self._stale[request] = None
@@ -413,6 +447,8 @@ class PoolMemory:
                 changed.append(status)
                 if (was.state in UP) is not (status.state in UP):
                     switched.add(status.id)
+        if seen.lost:
+            self.estimates.keep(statuses)
         return changed, switched
 
     def _take_caches(self, seen: PoolReport, now: float) -> Iterator[None]:

@@ -79,6 +79,9 @@ class PoolReport:
     left all replicas. `moves` are the newest states of moves, `profiles` the measurements of new replicas. `opening` is
     the number of requested replicas that are not among the statuses yet. `caches` are the changes of replicas' KV
     caches; that of a replica which reports for the first time is whole. `copies` have ended since the last report.
+
+    If the report is `whole`, it is a snapshot: `replicas` and `requests` are all that exist, and `lost`, `gone` and
+    `sizes` are empty.
     """
 
     pool: Pool
@@ -92,6 +95,7 @@ class PoolReport:
     opening: int = 0
     caches: Mapping[ReplicaId, CacheChange] = field(default_factory=dict)
     copies: tuple[CopyReport, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

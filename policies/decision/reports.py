@@ -154,12 +154,15 @@ class Roster:
         self._profiled: set[ReplicaId] = set()
         self._profiles: dict[ReplicaId, Profile] = {}
         self._caches: dict[ReplicaId, CacheChange] = {}
+        self._whole = False
+        self._due: set[ReplicaId] = set()
+        """The replicas whose next report has to be a snapshot."""
 
     # --- reports --------------------------------------------------------------------------------------
 
     def version(self, replica: ReplicaId) -> int | None:
         """The version of the replica's last report, for the next request; None requests a snapshot."""
-        return self._versions.get(replica)
+        return None if replica in self._due else self._versions.get(replica)
 
     def take(self, report: Report) -> None:
         """Merge a replica's report. Raises `ValueError` for changes since another version than the last."""
@@ -170,6 +173,7 @@ class Roster:
         if state is None:
             state = self._states[replica] = _ReportedState()
         if report.since is None:
+            self._due.discard(replica)
             changes = state.changes(report.requests, report.at)
         else:
             changes = _Changes(report.requests, report.sizes, report.gone)
@@ -189,7 +193,7 @@ class Roster:
         if report.profile is not None and replica not in self._profiled:
             self._profiled.add(replica)
             self._profiles[replica] = report.profile
-        if report.cache is not None:
+        if report.cache is not None and replica not in self._due:
             before = self._caches.get(replica)
             self._caches[replica] = report.cache if before is None else before.then(report.cache)
 
@@ -201,9 +205,27 @@ class Roster:
         self._profiles.pop(replica, None)
         self._profiled.discard(replica)
         self._caches.pop(replica, None)
+        self._due.discard(replica)
         state = self._states.pop(replica, None)
         for request in state.loads if state else ():
             self._remove(request, replica)
+
+    def restart(self) -> None:
+        """Have the next observation be whole: of those before, some may not have been taken completely.
+
+        The contents of caches and the profiles are not kept here, so replicas report them anew, in snapshots.
+        """
+        self._whole = True
+        self._due = set(self._statuses)
+        self._locations = {}
+        for replica, state in self._states.items():
+            for request in state.loads:
+                self._locations.setdefault(request, {})[replica] = None
+        self._observed, self._overridden = {}, {}
+        self._differing = dict.fromkeys(self._statuses)
+        self._changed = dict.fromkeys(self._locations)
+        self._residents, self._sizes, self._doubled = {}, {}, {}
+        self._profiled, self._profiles, self._caches = set(), {}, {}
 
     # --- the newest state -----------------------------------------------------------------------------
 
@@ -213,8 +235,9 @@ class Roster:
         return self._statuses
 
     def is_empty(self, replica: ReplicaId) -> bool:
-        """True if no request is on the replica."""
-        return not self._states[replica].loads
+        """True if no request is on the replica, as far as it has reported."""
+        state = self._states.get(replica)
+        return state is None or not state.loads
 
     def holds(self, request: RequestId) -> bool:
         """True if the request is on a replica that has reported."""
@@ -256,7 +279,9 @@ class Roster:
         leaving: Collection[ReplicaId] = (),
         copies: tuple[CopyReport, ...] = (),
     ) -> PoolReport:
-        """The changes since the last call. The capacity in `pool` is replaced by that of the largest reported replica.
+        """The changes since the last call; after a restart, a snapshot.
+
+        The capacity in `pool` is replaced by that of the largest reported replica.
 
         `unreported` are the statuses of replicas without a report. Replicas in `leaving` count as DRAINING.
         """
@@ -275,8 +300,11 @@ class Roster:
         profiles, self._profiles = self._profiles, {}
         caches, self._caches = self._caches, {}
         self._observed, self._overridden, self._differing = statuses, overridden, {}
+        whole, self._whole = self._whole, False
         pool = replace(pool, capacity=capacity)
-        return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening, caches, copies)
+        return PoolReport(
+            pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening, caches, copies, whole
+        )
 
     # --- inside ---------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Decisions on the real cluster would repeat the same moves in every epoch, since nobody makes them. So the shadow carries
 plans out on an idealised cluster of its own, in which moves and starts take no time, and decides on observations of it.
-It begins as a copy of the real cluster. Afterwards it takes only the requests and their sizes from there.
+It begins as a copy of the real cluster. Afterwards it takes only the requests and their sizes from there. A
+whole report has it begin again, with the figures so far.
 """
 
 from collections import Counter, deque
@@ -84,17 +85,22 @@ class Shadow:
         self._moves = 0
         self._moved = 0
         self._samples: deque[ShadowSample] = deque()
+        self._block_tokens = 1
+        self._pool = Pool()
+        self._memory = self._new_memory(1)
+        self._restart()
+
+    def _restart(self) -> None:
+        """Forget the real cluster, and await the next copy of it."""
+        self._is_copy = False
         self._real: dict[ReplicaId, Status] = {}
         self._residents: dict[RequestId, Resident] = {}
         self._fresh: dict[RequestId, None] = {}
-        self._block_tokens = 1
         self._sizes: dict[RequestId, Tokens] = {}
         self._gone: dict[RequestId, None] = {}
-        self._pool = Pool()
         self._homes: dict[RequestId, ReplicaId | None] = {}
         self._open: dict[ReplicaId, Status] = {}
         self._lost: tuple[ReplicaId, ...] = ()
-        self._memory = self._new_memory(1)
 
     @property
     def cluster(self) -> Cluster:
@@ -107,13 +113,18 @@ class Shadow:
         The shadow begins once every running replica has reported, since it copies their requests. Until then plans are
         empty.
         """
+        if seen.whole:
+            self._restart()
         self._take(seen)
-        if self._began is None:
+        if self._began is not None:
+            self._advance(now)
+        if not self._is_copy:
             if not self._all_reported():
                 return Plan()
-            self._begin(seen)
-            self._began = self._now = now
-        self._advance(now)
+            self._copy(seen)
+            if self._began is None:
+                self._began = self._now = now
+                self._advance(now)
         (plan,) = decide_pool(self._memory, self._report(), now)
         self._carry_out(plan)
         self._moves += len(plan.moves) + len(plan.evicted)
@@ -186,7 +197,7 @@ class Shadow:
 
     # --- the idealised cluster ------------------------------------------------------------------------
 
-    def _begin(self, seen: PoolReport) -> None:
+    def _copy(self, seen: PoolReport) -> None:
         """Copy the real cluster. Starting replicas are up, since starts take no time here. Replicas that are about to
         stop are left out; their requests wait, as queued ones do.
 
@@ -208,6 +219,7 @@ class Shadow:
             waits = resident.load.phase is Phase.WAITING
             self._homes[request] = None if waits or resident.replica is None else homes.get(resident.replica)
         self._fresh = dict.fromkeys(sorted(self._residents, key=self._age))
+        self._is_copy = True
 
     def _new_memory(self, per_node: int) -> PoolMemory:
         return PoolMemory(replace(self._terms, per_node=per_node), self._rule, self._experience)

@@ -95,9 +95,11 @@ class Beliefs:
         """Use these step times for prefills from now on, instead of those of profiles."""
         self._speed = speed
 
-    def profile(self, replica: ReplicaId, profile: Profile) -> None:
-        """Store a replica's own measurements. The evidence from its migrations stays."""
+    def profile(self, replica: ReplicaId, profile: Profile) -> bool:
+        """Store a replica's own measurements; the evidence from its migrations stays. False if they are known."""
+        is_new = self._profiles.get(replica) != profile
         self._profiles[replica] = profile
+        return is_new
 
     def keep(self, replicas: Collection[ReplicaId]) -> None:
         """Forget all other replicas, and their links."""

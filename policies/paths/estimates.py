@@ -81,9 +81,9 @@ class Estimates:
         """Use these step times for prefills from now on, instead of those that replicas measured at their start."""
         self._beliefs.follow(speed)
 
-    def profile(self, replica: ReplicaId, profile: Profile) -> None:
-        """Store a replica's own measurements. The evidence from its migrations stays."""
-        self._beliefs.profile(replica, profile)
+    def profile(self, replica: ReplicaId, profile: Profile) -> bool:
+        """Store a replica's own measurements; the evidence from its migrations stays. False if they are known."""
+        return self._beliefs.profile(replica, profile)
 
     def keep(self, replicas: Collection[ReplicaId]) -> None:
         """Forget all other replicas, and their links."""
@@ -102,6 +102,10 @@ class Estimates:
     def forget(self, request: RequestId) -> None:
         """Drop the state of a request that has ended."""
         self._shared.pop(request, None)
+
+    def keep_requests(self, requests: Collection[RequestId]) -> None:
+        """Drop the state of all other requests."""
+        self._shared = {request: shared for request, shared in self._shared.items() if request in requests}
 
     def errors(self, path: Path) -> Errors | None:
         """The accuracy of the predictions for a path; None before there were any."""

@@ -136,6 +136,12 @@ class Router:
         self.tree.expire(now)
         self._sessions.expire(now)
 
+    def restart(self, requests: Collection[RequestId]) -> None:
+        """Forget the blocks that replicas have, the prefills that wait there, and all but these requests."""
+        self.tree = PromptTree(PROMISE_S)
+        self.queues = PrefillQueues()
+        self._prompts = {request: names for request, names in self._prompts.items() if request in requests}
+
     def forget(self, replica: ReplicaId) -> None:
         """Remove a replica that is gone."""
         self.tree.forget(replica)

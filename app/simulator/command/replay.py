@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import assert_never
 
 from app.simulator.errors import BadInput
-from deployments.scheduler.recording import Entry, Epoch, Ordered, PlacedCall, RoleOrdered, read_recording
+from deployments.scheduler.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered, read_recording
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import set_role
-from policies.decision.memory import PoolMemory, finish
+from policies.decision.memory import finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,22 @@ def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epo
             while done < entry.slices:
                 next(slices)
                 done += 1
-            _enter(memory.pool(), entry)
+            _enter(memory, entry)
         yield epoch, finish(slices) == dict(epoch.plans)
 
 
-def _enter(memory: PoolMemory, entry: Entry) -> None:
+def _enter(memory: SchedulerMemory, entry: Entry) -> None:
     """Have the decision take an entry again."""
+    pool = memory.pool()
     match entry:
         case PlacedCall():
-            place(memory, entry.arrival, entry.at, entry.exclude, entry.label)
+            place(pool, entry.arrival, entry.at, entry.exclude, entry.label)
         case Ordered():
-            order_by_hand(memory, entry.move, entry.at)
+            order_by_hand(pool, entry.move, entry.at)
         case RoleOrdered():
-            set_role(memory, entry.replica, entry.role)
+            set_role(pool, entry.replica, entry.role)
+        case ModeOrdered():
+            memory.set_mode(entry.mode)
         case _:
             assert_never(entry)
 

@@ -119,7 +119,10 @@ class _Reader:
             elif size > course.size:
                 course.grew_s = now if course.grew_s is None else course.grew_s
                 course.size, course.last_s = size, now
-        for request in pool.gone:
+        gone = (
+            [q for q, course in self.courses.items() if course.grew_s and q not in sizes] if pool.whole else pool.gone
+        )
+        for request in gone:
             if (course := self.courses.pop(request, None)) is not None:
                 self.ended.append(course)
 

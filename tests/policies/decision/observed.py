@@ -102,8 +102,12 @@ class Watcher:
         return self.memory.observe(replace(self.report(drawn), moves=moves), drawn.now)
 
     def decide(self, drawn: Drawn) -> Plan:
-        """What is decided about that cluster."""
-        (plan,) = decide_pool(self.memory, self.report(drawn), drawn.now)
+        """What is decided about that cluster. After an exception, the next report is whole, as the scheduler has it."""
+        try:
+            (plan,) = decide_pool(self.memory, self.report(drawn), drawn.now)
+        except BaseException:
+            self.roster.restart()
+            raise
         return plan
 
     def _moves(self, drawn: Drawn) -> Iterator[MoveReport]:

@@ -8,12 +8,12 @@ import pytest
 from app.simulator.__main__ import DIFFERENT, main
 from app.simulator.command.replay import replay
 from app.simulator.errors import BAD_INPUT
-from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall, RoleOrdered, read_recording
+from deployments.scheduler.recording import Epoch, FileRecorder, ModeOrdered, PlacedCall, RoleOrdered, read_recording
 from policies.cluster.changes import Arrival
 from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.disaggregation.roles import set_role
-from policies.decision.limits import Limits, LiveLimits, Terms
+from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
@@ -64,6 +64,22 @@ def test_an_operators_role_is_recorded_and_decided_again(tmp_path: Path) -> None
     recorder.close()
     recorded = [entry for epoch in read_recording(tmp_path / "epochs.jsonl")[1] for entry in epoch.entries]
     assert recorded == [RoleOrdered(0.5, ReplicaId("a"), Role.PREFILL), RoleOrdered(1.5, ReplicaId("a"), None)]
+    assert replay(tmp_path / "epochs.jsonl").different == ()
+
+
+def test_an_ordered_mode_is_recorded_and_decided_in_again(tmp_path: Path) -> None:
+    terms = replace(TERMS, mode=Mode.OFF)
+    memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
+    watcher = Watcher(memory.pool())
+    orders: tuple[ModeOrdered, ...] = ()
+    for now, moves in enumerate((0, 1)):
+        seen = Observation(float(now), (watcher.report(observed("a: p40! | b: r15", float(now))),))
+        plans = decide(memory, seen)
+        assert len(plans[ENGINE][0].moves) == moves
+        recorder.record(Epoch(orders, seen, plans))
+        orders = (ModeOrdered(now + 0.5, Mode.ACT),)
+        memory.set_mode(Mode.ACT)
+    recorder.close()
     assert replay(tmp_path / "epochs.jsonl").different == ()
 
 

@@ -1,0 +1,216 @@
+"""After an epoch that failed, decisions rest on a snapshot of the replicas, whatever the epoch had done before."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies.cost.lines import Line
+from policies.decision.deciding import decide_pool
+from policies.decision.limits import LiveLimits, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool
+from policies.decision.reports import Report, Reporter
+from policies.model import ReplicaId, ReplicaLoad, RequestId, Role
+from policies.paths.beliefs import Profile
+from policies.prefix.change import CacheChange, Tier
+from policies.prefix.tree import HeldPrefix
+from policies.rules.registry import POLICIES
+from tests.policies.decision.observed import Drawn, Watcher, observed
+from tests.policies.decision.test_deciding import watcher
+from tests.policies.decision.test_reports import Wire, histories
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Injected(Exception):
+    """Raised in the midst of a decision."""
+
+
+@contextmanager
+def failing_at(call: int) -> Iterator[None]:
+    """Raise `Injected` at that call of a function of the policies, counted from 0."""
+    left = [call]
+
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        if "/policies/" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Injected
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def rebuilt(memory: PoolMemory) -> PoolMemory:
+    """A memory without a cluster, which has learned the same."""
+    new, old = PoolMemory(memory.terms), copy.deepcopy(memory)
+    for learned in "experience", "breaker", "estimates", "predicted", "prefill_load", "level_replicas", "roles_by_hand":
+        setattr(new, learned, getattr(old, learned))
+    new.cluster.demand, new.cluster.forecast = old.cluster.demand, old.cluster.forecast
+    new.router.speed, new.router.load = old.router.speed, old.router.load
+    return new
+
+
+def state(memory: PoolMemory) -> dict[str, Any]:
+    """All that decides on locations."""
+    cluster = memory.cluster
+    return {
+        "statuses": memory.statuses,
+        "replicas": {
+            r.id: (r.state, r.free, r.load, r.held, r.shared, r.queued, r.backlog, r.role, r.apart, set(r.requests))
+            for r in cluster.replicas.values()
+        },
+        "requests": {
+            q.id: (q.tokens, q.order, q.pinned, q.replica and q.replica.id, q.source and q.source.id)
+            for q in cluster.requests.values()
+        },
+        "waiting": list(cluster.waiting),
+        "homes": memory.homes,
+        "leaving": memory.leaving,
+        "placed": memory.placed,
+        "decoding": memory.decoding,
+        "slack": cluster.slack,
+        "supply": cluster.supply.left,
+        "under_way": memory.under_way,
+    }
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
+@given(st.sampled_from(sorted(POLICIES)), histories(), st.integers(0, 1 << 32), st.integers(0, 1500), st.integers(0, 5))
+def test_what_a_failed_epoch_leaves_is_what_a_snapshot_tells(
+    name: str, history: list[Drawn], seed: int, call: int, fails: int
+) -> None:
+    wire = Wire(True, Random(seed))
+    memory = PoolMemory(Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0)))
+    for number, drawn in enumerate(history):
+        seen = wire.observe(drawn)
+        if seen.whole:
+            lost = tuple(sorted(memory.statuses.keys() - {status.id for status in seen.replicas}))
+            other, known = rebuilt(memory), replace(seen, whole=False, lost=lost)
+            assert decide_pool(memory, seen, drawn.now) == decide_pool(other, known, drawn.now)
+            assert state(memory) == state(other)
+            memory.cluster.check_integrity()
+            return
+        try:
+            with failing_at(call if number == fails else 1 << 40):
+                decide_pool(memory, seen, drawn.now)
+        except Injected:
+            wire.roster.restart()
+
+
+def test_a_replica_that_came_in_a_failed_epoch_is_used_and_closed() -> None:
+    made = watcher(linger_s=0.0)
+    made.decide(observed("a: p60 q30 | b: r80"))
+    with pytest.raises(Injected), failing_at(100):
+        made.decide(observed("a: p60 q20 | b: s75 | c:", 1.0))
+    assert made.decide(observed("a: p60 q20 | b: s75 | c:", 2.0)).closed == ("c",)
+
+
+@pytest.mark.parametrize("call", range(0, 900, 50))
+def test_wherever_an_epoch_fails_prefill_replicas_take_arrivals_in_the_next(call: int) -> None:
+    made = Watcher(PoolMemory(Terms("best_fit")))
+    made.memory.roles_by_hand.update({A: Role.PREFILL, B: Role.DECODE})
+    profile = Profile("n", "c", 1.0, Line.of(1e4))
+    for replica in A, B:
+        made.memory.estimates.profile(replica, profile)
+    made.decide(observed("a: p10 | b: q10"))
+    try:
+        with failing_at(call):
+            made.decide(observed("a: p11 | b: q11", 1.0))
+    except Injected:
+        made.decide(observed("a: p12 | b: q12", 2.0))
+    assert [(r.id, r.role, r.apart) for r in made.memory.cluster.running()] == [
+        ("a", Role.PREFILL, False),
+        ("b", Role.DECODE, False),
+    ]
+
+
+def test_what_was_learned_stays_and_replicas_that_are_gone_are_forgotten() -> None:
+    made = watcher()
+    profile = Profile("n", "c", 1.0, Line.of(1e4))
+    for replica in A, B:
+        made.memory.estimates.profile(replica, profile)
+        for pair in (A, replica), (replica, A):
+            made.memory.breaker.failed(pair, 0.0)
+    made.memory.experience.observe_move(3.0)
+    made.decide(observed("a: p60 | b: r80"))
+    made.roster.restart()
+    made.decide(observed("a: p60", 1.0))
+    assert not made.memory.estimates.exchange_kv(A, B) and made.memory.estimates.exchange_kv(A, A)
+    assert list(made.memory.breaker._records) == [(A, A)]
+    assert made.memory.experience.lead_s > 3.0
+
+
+def test_prompts_of_requests_that_are_gone_are_forgotten() -> None:
+    made = watcher()
+    made.decide(observed("a: p60 q30"))
+    for request in "p", "q":
+        made.memory.router.take_names(RequestId(request), [1, 2])
+    made.roster.restart()
+    made.decide(observed("a: p60", 1.0))
+    assert list(made.memory.router._prompts) == ["p"]
+
+
+def test_a_restarted_roster_asks_for_snapshots_and_takes_what_is_under_way_without_its_cache() -> None:
+    (load,) = observed("a: p10").loads
+    cache = CacheChange({Tier.HBM: (1, 2)}, {}, whole=True)
+    profile = Profile("n", "c", 1.0, Line.of(1e4))
+    made = Watcher(PoolMemory(Terms()))
+    roster, reporter = made.roster, Reported(profile)
+    roster.take(reporter.report(load, roster.version(A), cache))
+    first = roster.observe(Pool())
+    assert (first.whole, first.profiles, first.caches) == (False, {A: profile}, {A: cache})
+    version = roster.version(A)
+    roster.restart()
+    assert roster.version(A) is None
+    late = CacheChange({Tier.HBM: (3,)}, {}, whole=False)
+    roster.take(reporter.report(load, version, late))
+    second = roster.observe(Pool())
+    assert second.whole and [q.load.id for q in second.requests] == ["p"] and not second.caches
+    roster.take(reporter.report(load, roster.version(A), cache))
+    third = roster.observe(Pool())
+    assert (third.whole, third.profiles, third.caches, third.requests) == (False, {A: profile}, {A: cache}, ())
+    assert roster.version(A) is not None
+
+
+class Reported:
+    """A replica's reporter, with the change of its cache at hand."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._reporter = Reporter(profile)
+
+    def report(self, load: ReplicaLoad, version: int | None, cache: CacheChange) -> Report:
+        return self._reporter.report(load, version, cache=lambda whole: cache)
+
+
+def test_the_tree_of_a_restarted_memory_has_what_the_snapshots_have() -> None:
+    made = watcher()
+    made.decide(observed("a: p10"))
+    stale = CacheChange({Tier.HBM: (1, 2)}, {}, whole=True)
+    made.memory.observe(replace(made.report(observed("a: p10")), caches={A: stale}), 1.0)
+    made.roster.restart()
+    fresh = CacheChange({Tier.HBM: (1,)}, {}, whole=True)
+    made.memory.observe(replace(made.report(observed("a: p10")), caches={A: fresh}), 2.0)
+    assert made.memory.router.tree.match([1, 2]) == {A: HeldPrefix(1)}
+
+
+def test_a_roster_that_was_left_torn_is_whole_after_a_restart() -> None:
+    made = Watcher(PoolMemory(Terms()))
+    made.report(observed("a: p10 | b: q10"))
+    made.roster._locations.clear()
+    made.roster.restart()
+    report = made.report(observed("a: p10 | b: q10"))
+    assert [(q.replica, q.load.id) for q in report.requests] == [("a", "p"), ("b", "q")]
