@@ -20,6 +20,12 @@ _STATES = {"STARTING": ReplicaState.STARTING, "RECOVERING": ReplicaState.STARTIN
 class Listing(Protocol):
     """Serve's list of replicas as of the last `refresh`, empty before the first."""
 
+    is_current: bool
+    """False if Serve's controller has not answered to the last `refresh`."""
+
+    deployed_at: float | None
+    """The time at which the application was deployed, in seconds since 1970; None: unknown, or `serve.run` did it."""
+
     async def refresh(self) -> None:
         """Read the list from Serve's controller. If it does not answer, the old list stays."""
         ...
@@ -43,7 +49,7 @@ class Listing(Protocol):
         ...
 
     def stopping(self) -> tuple[ReplicaId, ...]:
-        """The replicas that Serve is stopping. They still serve."""
+        """The replicas that Serve is stopping. They still serve, so those that have never started are left out."""
         ...
 
     def leaving(self) -> tuple[ReplicaId, ...]:
@@ -62,20 +68,33 @@ class ServeListing:
         self._app = app
         self._timeout_s = timeout_s
         self._listed: dict[ReplicaId, tuple[str, str]] = {}
+        self._unstarted: frozenset[ReplicaId] = frozenset()
+        self.is_current = False
+        self.deployed_at: float | None = None
 
     async def refresh(self) -> None:
         """See `Listing.refresh`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 details: dict[str, Any] = await controller().get_serve_instance_details.remote()
-            deployment = details["applications"][self._app]["deployments"]["Engine"]
-            self._listed = {
+            application = details["applications"][self._app]
+            listed = {
                 ReplicaId(r["replica_id"]): (str(getattr(r["state"], "value", r["state"])), r.get("node_id") or "")
-                for r in deployment["replicas"]
+                for r in application["deployments"]["Engine"]["replicas"]
             }
         except Exception as error:
-            # The controller may be restarting.
+            # The controller may be restarting. A replica may have started meanwhile.
             log.debug("Serve's controller did not answer: %r", error)
+            self.is_current, self._unstarted = False, frozenset()
+            return
+        before, self._listed, self.is_current = self._unstarted, listed, True
+        self._unstarted = frozenset(
+            replica
+            for replica, (state, _) in listed.items()
+            if state == "STARTING" or (state == "STOPPING" and replica in before)
+        )
+        # The time of `serve.run` is not kept in a restart of the controller.
+        self.deployed_at = application["last_deployed_time_s"] if application.get("deployed_app_config") else None
 
     @property
     def listed(self) -> bool:
@@ -97,7 +116,8 @@ class ServeListing:
 
     def stopping(self) -> tuple[ReplicaId, ...]:
         """See `Listing.stopping`."""
-        return tuple(replica for replica, (state, _) in self._listed.items() if state == "STOPPING")
+        stopping = (replica for replica, (state, _) in self._listed.items() if state == "STOPPING")
+        return tuple(replica for replica in stopping if replica not in self._unstarted)
 
     def leaving(self) -> tuple[ReplicaId, ...]:
         """See `Listing.leaving`."""

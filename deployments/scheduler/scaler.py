@@ -4,6 +4,9 @@ To close a replica, the scaler has it refuse new requests, which fails unless th
 Serve's controller stop exactly that replica. If the installed version of Serve offers no such call, the scaler lowers
 the wanted number of replicas instead: Serve stops a replica of its own choice, whose requests are evacuated, and the
 emptied replica accepts requests again.
+
+The wanted number falls by one with each replica that stops, and for no other reason: while Serve's controller is away,
+and until Serve has as few replicas as are wanted, nothing is closed.
 """
 
 import asyncio
@@ -33,6 +36,9 @@ class Scaler(Protocol):
 
     max_replicas: int
 
+    scales: bool
+    """False if something else decides on the number of replicas: the wanted number is then Serve's own."""
+
     @property
     def wanted(self) -> int:
         """The wanted number of replicas; the minimum before Serve's first list."""
@@ -44,7 +50,10 @@ class Scaler(Protocol):
         ...
 
     def publish(self) -> None:
-        """Write the wanted number for Serve's autoscaler, which ignores a number without a recent time stamp."""
+        """Write the wanted number for Serve's autoscaler, which ignores a number without a recent time stamp.
+
+        While the controller is about to stop a replica, the number is its own to write.
+        """
         ...
 
     def open(self, count: int) -> None:
@@ -91,26 +100,37 @@ class ServeScaler:
         self._app = app
         self._replicas = replicas
         self._listing = listing
-        self._min, self.max_replicas = bounds
+        self.min_replicas, self.max_replicas = bounds
         self._freed = freed
         self._clock = clock
         self._wall_clock = wall_clock
+        self.scales = True
         self._wanted: int | None = None
+        self._stopping = asyncio.Lock()
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
 
     @property
     def wanted(self) -> int:
         """See `Scaler.wanted`."""
+        if not self.scales:
+            self._wanted = None
+            return self._of_serve() if self._listing.listed else self.min_replicas
         if self._wanted is None and self._listing.listed:
             self._wanted = self._inherited()
-        return self._min if self._wanted is None else self._wanted
+        return self.min_replicas if self._wanted is None else self._wanted
 
     def _inherited(self) -> int:
         found = read_wanted(self._app, generation())
         if found is not None and self._wall_clock() - found.at < _INHERITED_S:
-            return found.count
-        return min(max(self._listing.wanted_by_serve, self._min), self.max_replicas)
+            return self._bounded(found.count)
+        return self._of_serve()
+
+    def _of_serve(self) -> int:
+        return self._bounded(self._listing.wanted_by_serve)
+
+    def _bounded(self, count: int) -> int:
+        return min(max(count, self.min_replicas), self.max_replicas)
 
     @property
     def opening(self) -> int:
@@ -119,7 +139,8 @@ class ServeScaler:
 
     def publish(self) -> None:
         """See `Scaler.publish`."""
-        write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
+        if not self._stopping.locked():
+            write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
 
     def open(self, count: int) -> None:
         """See `Scaler.open`."""
@@ -135,10 +156,19 @@ class ServeScaler:
 
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close`."""
+        self._begin_closing(replicas, fence, drained=False)
+
+    def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
+        """See `Scaler.close_drained`."""
+        self._begin_closing([replica for replica in empty if self._listing.runs(replica)], fence, drained=True)
+
+    def _begin_closing(self, replicas: Iterable[ReplicaId], fence: int, drained: bool) -> None:
+        if not self._listing.is_current or self.wanted < self._listing.wanted_by_serve:
+            return
         for replica in replicas:
             if replica not in self._closing:
                 self.mark_emptying([replica])
-                task = asyncio.create_task(self._close(replica, fence))
+                task = asyncio.create_task(self._close(replica, fence, drained))
                 self._closing[replica] = task
                 task.add_done_callback(partial(self._closed, replica))
 
@@ -147,22 +177,32 @@ class ServeScaler:
         if not task.cancelled() and (error := task.exception()):
             log.warning("closing replica %s failed: %r", replica, error)
 
-    def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
-        """See `Scaler.close_drained`."""
-        self.close([replica for replica in empty if self._listing.runs(replica)], fence)
-
-    async def _close(self, replica: ReplicaId, fence: int) -> None:
+    async def _close(self, replica: ReplicaId, fence: int, drained: bool) -> None:
         try:
             await self._replicas.at(replica).close(fence)
         except MigrationError as error:
             log.info("replica %s is not closed: %s", replica, error)
             return
-        self._wanted = max(self._min, self.wanted - 1)
-        if await retire(self._app, "Engine", replica, self._wanted):
-            log.info("replica %s is empty and closes; %d stay", replica, self._wanted)
+        try:
+            async with self._stopping:
+                stops = await retire(self._app, "Engine", replica, self._one_less())
+        except MigrationError as error:
+            log.warning("replica %s is not closed: %s", replica, error)
+            if not drained:
+                await self._reopen(replica, fence)
             return
-        # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
+        self._wanted = self._one_less()
         self.publish()
+        if stops:
+            log.info("replica %s is empty and closes; %d stay", replica, self._wanted)
+        else:
+            # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
+            await self._reopen(replica, fence)
+
+    def _one_less(self) -> int:
+        return max(self.min_replicas, self.wanted - 1)
+
+    async def _reopen(self, replica: ReplicaId, fence: int) -> None:
         with contextlib.suppress(MigrationError):
             await self._replicas.at(replica).reopen(fence)
 

@@ -7,6 +7,7 @@ Serve ships this module by value to its controller, where the project may not be
 project.
 """
 
+import asyncio
 import copy
 import json
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._common import utils
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
@@ -98,14 +100,29 @@ def stop_exactly(serve_controller: Any, app: str, deployment: str, replica: str,
 
     Returns False, and changes nothing, if the replica does not run. The calls are internal to Ray (tested with 2.60).
     """
+
+    async def stop() -> bool:
+        return _stop(serve_controller, DeploymentID(deployment, app), replica, count)
+
+    # Ray makes this call in a thread beside the controller's event loop.
+    loop = _controller_loop()
+    return asyncio.run_coroutine_threadsafe(stop(), loop).result() if loop else asyncio.run(stop())
+
+
+def _stop(serve_controller: Any, deployment: DeploymentID, replica: str, count: int) -> bool:
     manager = serve_controller.deployment_state_manager
-    deployment_id = DeploymentID(deployment, app)
-    state = manager._deployment_states[deployment_id]
+    state = manager._deployment_states[deployment]
     states = [ReplicaState.RUNNING, ReplicaState.PENDING_MIGRATION]
     found = {r.replica_id for r in state._replicas.get(states) if r.replica_id.unique_id == replica}
     if not found:
         return False
-    write_wanted(app, _generation(), Wanted(count, time.time()))
+    write_wanted(deployment.app_name, _generation(), Wanted(count, time.time()))
     state.stop_replicas(found)
-    manager.set_target_num_replicas(deployment_id, count)
+    manager.set_target_num_replicas(deployment, count)
     return True
+
+
+def _controller_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of the controller in this process: that of the task which runs its steps; None without one."""
+    loops = (task.get_loop() for task in tuple(utils._BACKGROUND_TASKS) if "run_control_loop" in repr(task.get_coro()))
+    return next(loops, None)

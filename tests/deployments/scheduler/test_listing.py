@@ -14,11 +14,12 @@ class Details:
 
     def __init__(self, **states: Any) -> None:
         self.states = states
+        self.application: dict[str, Any] = {}
         self.get_serve_instance_details = self
 
     async def remote(self) -> dict[str, Any]:
         replicas = [{"replica_id": r, "state": state, "node_id": None} for r, state in self.states.items()]
-        return {"applications": {"app": {"deployments": {"Engine": {"replicas": replicas}}}}}
+        return {"applications": {"app": self.application | {"deployments": {"Engine": {"replicas": replicas}}}}}
 
 
 class Word(Enum):
@@ -77,3 +78,39 @@ async def test_while_the_controller_is_away_its_last_list_stands(monkeypatch: py
 async def test_before_the_first_answer_nothing_is_listed() -> None:
     listing = ServeListing("app", 1.0)
     assert not listing.listed and listing.wanted_by_serve == 0 and not listing.lists(ReplicaId("x"))
+
+
+@pytest.mark.parametrize(("before", "stopping"), [("STARTING", ()), ("RUNNING", ("a",)), (None, ("a",))])
+async def test_a_replica_that_never_started_has_nothing_to_report_when_serve_stops_it(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, stopping: tuple[str, ...]
+) -> None:
+    listing = await listed(monkeypatch, **({"a": before} if before else {}))
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: Details(a="STOPPING"))
+    for _ in range(2):
+        await listing.refresh()
+        assert listing.stopping() == stopping and listing.leaving() == ("a",)
+
+
+async def test_after_an_outage_of_the_controller_every_replica_may_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listing = await listed(monkeypatch, a="STARTING")
+    assert listing.is_current
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: None)
+    await listing.refresh()
+    assert not listing.is_current and listing.lists(ReplicaId("a"))
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: Details(a="STOPPING"))
+    await listing.refresh()
+    assert listing.is_current and listing.stopping() == ("a",)
+
+
+@pytest.mark.parametrize(("config", "at"), [({"name": "app"}, 5.0), (None, None)], ids=["serve deploy", "serve.run"])
+async def test_the_time_of_a_deployment_is_known_if_serve_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, config: Any, at: float | None
+) -> None:
+    details = Details(a="RUNNING")
+    details.application = {"last_deployed_time_s": 5.0, "deployed_app_config": config}
+    listing = ServeListing("app", 1.0)
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: details)
+    await listing.refresh()
+    assert listing.deployed_at == at

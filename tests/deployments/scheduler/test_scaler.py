@@ -27,6 +27,7 @@ class World:
         self.stopped: list[tuple[ReplicaId, int]] = []
         self.freed: list[float] = []
         self.while_stopping: Callable[[], None] = lambda: None
+        self.fault: Exception | None = None
         self.listing, self.replicas = FakeListing(running), Answers(**({"a": None, "b": None} | answers))
         self.now = 100.0
         self.scaler = ServeScaler(
@@ -43,10 +44,12 @@ class World:
         self.store = wanted
 
     async def retire(self, app: str, deployment: str, replica: ReplicaId, count: int) -> bool:
-        if self.knows_how:
-            self.stopped.append((replica, count))
         self.while_stopping()
         await asyncio.sleep(0)
+        if self.fault is not None:
+            raise self.fault
+        if self.knows_how:
+            self.stopped.append((replica, count))
         return self.knows_how
 
 
@@ -122,6 +125,81 @@ async def test_where_serve_does_not_know_how_the_number_is_lowered_and_the_repli
     await settle()
     assert world.replicas.asked == [("b", "close", 7), ("b", "reopen", 7)]
     assert (world.scaler.wanted, world.store and world.store.count) == (1, 1)
+
+
+AWAY = PeerLost("Serve's controller does not answer")
+
+
+@pytest.mark.parametrize("fault", [AWAY, Refused("Serve does not run it", Cause.NOT_RUNNING), None])
+async def test_however_often_closing_fails_the_number_falls_by_one_at_most(
+    make: Callable[..., World], fault: Exception | None
+) -> None:
+    """Only where Serve cannot stop a replica by name does it fall, once, and then until Serve has followed nothing."""
+    world = make("abcd", knows_how=False, c=None, d=None)
+    world.fault = fault
+    for replica in "abcd":
+        world.scaler.close([ReplicaId(replica)], 7)
+        await settle()
+        world.scaler.publish()
+    least = 3 if fault is None else 4
+    assert (world.scaler.wanted, world.store and world.store.count) == (least, least)
+    closed = [(replica, call) for replica, call, _ in world.replicas.asked]
+    assert closed[:2] == [("a", "close"), ("a", "reopen")] and len(closed) == (2 if fault is None else 8)
+
+
+async def test_while_serves_list_is_old_nothing_is_closed(make: Callable[..., World]) -> None:
+    world = make()
+    world.listing.is_current = False
+    world.scaler.close([B], 7)
+    world.scaler.close_drained([B], 7)
+    await settle()
+    assert world.replicas.asked == []
+
+
+async def test_a_drained_replica_stays_closed_until_the_controller_is_back(make: Callable[..., World]) -> None:
+    world = make()
+    world.fault = AWAY
+    world.scaler.close_drained([B], 7)
+    await settle()
+    assert [call for _, call, _ in world.replicas.asked] == ["close"]
+    world.fault = None
+    world.scaler.close_drained([B], 7)
+    await settle()
+    assert (world.stopped, world.scaler.wanted) == ([("b", 1)], 1)
+
+
+async def test_while_the_controller_stops_a_replica_the_number_is_its_own_to_write(make: Callable[..., World]) -> None:
+    world = make("abcd", c=None)
+    written: list[Wanted | None] = []
+
+    def publish() -> None:
+        world.store = None
+        world.scaler.publish()
+        written.append(world.store)
+
+    world.while_stopping = publish
+    world.scaler.close([A, B], 7)
+    await settle()
+    assert written == [None, None]
+    assert world.stopped == [("a", 3), ("b", 2)], "one after the other"
+    assert (world.scaler.wanted, world.store) == (2, Wanted(2, 100.0))
+
+
+async def test_unless_the_scheduler_scales_the_number_is_serves(make: Callable[..., World]) -> None:
+    world = make("abc", Wanted(4, 99.0))
+    assert world.scaler.wanted == 4
+    world.scaler.scales = False
+    assert (world.scaler.wanted, world.scaler.opening) == (3, 0)
+    world.listing.running = {"a", "b"}
+    world.scaler.close_drained([B], 7)
+    await settle()
+    assert world.stopped == [("b", 1)]
+    world.store, world.scaler.scales = None, True
+    assert world.scaler.wanted == 2
+
+
+async def test_a_number_that_is_taken_over_is_within_the_bounds(make: Callable[..., World]) -> None:
+    assert make("abcd", Wanted(9, 99.0)).scaler.wanted == 4
 
 
 async def test_what_is_opened_while_another_closes_is_not_forgotten(make: Callable[..., World]) -> None:

@@ -1,5 +1,7 @@
 """The code in Serve's controller: the autoscaling policy, and stopping exactly one replica."""
 
+import asyncio
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +89,7 @@ class Controller:
 
     running: list[Replica]
     stopped: list[str] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
     target: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +102,7 @@ class Controller:
 
     def stop_replicas(self, replicas: set[Id]) -> None:
         self.stopped += [r.unique_id for r in replicas]
+        self.threads.add(threading.get_ident())
 
     def set_target_num_replicas(self, deployment: DeploymentID, count: int) -> None:
         self.target = count
@@ -109,6 +113,21 @@ def test_just_that_replica_is_stopped_and_the_number_follows() -> None:
     assert stop_exactly(controller, "mell", "Engine", "b", 2)
     assert (controller.stopped, controller.target) == (["b"], 2)
     assert MirrorWanted("mell")(Context(3)) == (2, {}), "or the next step would start another"
+
+
+async def test_a_replica_is_stopped_between_two_steps_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray makes the call in a thread of its own."""
+    controller = Controller([Replica(Id("a"))])
+    ends = asyncio.Event()
+
+    async def run_control_loop() -> None:
+        await ends.wait()
+
+    monkeypatch.setattr(scaling.utils, "_BACKGROUND_TASKS", {asyncio.create_task(run_control_loop())})
+    await asyncio.sleep(0)
+    call = asyncio.to_thread(stop_exactly, controller, "mell", "Engine", "a", 1)
+    assert await call and controller.threads == {threading.get_ident()}
+    ends.set()
 
 
 def test_of_a_replica_that_is_gone_nothing_changes() -> None:
