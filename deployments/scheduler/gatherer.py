@@ -8,7 +8,8 @@ answers again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from deployments.api.protocols import ControlApi, RemoteReplicas
@@ -19,7 +20,7 @@ from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.ports import Clock
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import Roster
-from policies.model import ReplicaId
+from policies.model import ReplicaId, ReplicaState
 
 log = logging.getLogger("ray.serve")
 
@@ -84,7 +85,8 @@ class EngineReporters:
 class Gatherer:
     """Keeps the newest report of every replica: its requests in `roster`, which it alone writes to, and its gauges.
 
-    `on_records` is called with the migrations in each report, and `on_gathered` after each gathering.
+    `on_records` is called with the migrations in each report, and `on_gathered` after each gathering. `leaving` are the
+    replicas that Serve is stopping: one of them that has no request falls silent without a warning.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Gatherer:
         timeout_s: float,
         on_records: Callable[[Iterable[MigrationRecord]], None],
         on_gathered: Callable[[], None],
+        leaving: Callable[[], Collection[ReplicaId]] = tuple,
     ) -> None:
         self._reporters = reporters
         self._roster = roster
@@ -102,6 +105,7 @@ class Gatherer:
         self._timeout_s = timeout_s
         self._on_records = on_records
         self._on_gathered = on_gathered
+        self._leaving = leaving
         self._began = clock() - SPACING_S
         self._gathering: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
@@ -202,8 +206,9 @@ class Gatherer:
             report = await self._request(replica, self._roster.version(replica))
             self._take(replica, report)
         except (TimeoutError, PeerLost) as error:
-            log.warning("replica %s does not report: %r", replica, error)
-            self._probes[replica] = asyncio.create_task(self._probe(replica))
+            level = logging.DEBUG if self._has_ended(replica) else logging.WARNING
+            log.log(level, "replica %s does not report: %r", replica, error)
+            self._begin_probe(replica)
         except Refused:
             raise
         except Exception as error:
@@ -212,20 +217,33 @@ class Gatherer:
             self._failing.add(replica)
             self._forget(replica)
 
+    def _has_ended(self, replica: ReplicaId) -> bool:
+        """True if the replica stops, and nothing was left on it."""
+        status = self._roster.statuses.get(replica)
+        drains = status is not None and status.state is ReplicaState.DRAINING
+        return (drains or replica in self._leaving()) and self._roster.is_empty(replica)
+
+    def _begin_probe(self, replica: ReplicaId) -> None:
+        probe = self._probes[replica] = asyncio.create_task(self._probe(replica))
+        probe.add_done_callback(partial(self._end_probe, replica))
+
+    def _end_probe(self, replica: ReplicaId, probe: "asyncio.Task[None]") -> None:
+        """Leave the replica to gatherings again, however its probe has ended."""
+        if self._probes.get(replica) is probe:
+            del self._probes[replica]
+        if not probe.cancelled() and (error := probe.exception()):
+            log.info("replica %s answers again, with an error: %r", replica, error)
+
     async def _probe(self, replica: ReplicaId) -> None:
-        """Request a snapshot from a silent replica until it answers. Errors are left to the next gathering."""
+        """Request a snapshot from a silent replica until it answers. Raises all errors but silence."""
         while True:
             await asyncio.sleep(PROBE_S)
             try:
                 report = await self._request(replica, None)
             except (TimeoutError, PeerLost):
                 continue
-            except Exception as error:
-                log.info("replica %s answers again, with an error: %r", replica, error)
-            else:
-                log.info("replica %s reports again", replica)
-                self._take(replica, report)
-            del self._probes[replica]
+            self._take(replica, report)
+            log.info("replica %s reports again", replica)
             return
 
     async def _request(self, replica: ReplicaId, version: int | None) -> ReplicaReport:

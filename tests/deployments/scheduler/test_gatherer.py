@@ -23,7 +23,7 @@ from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool
 from policies.decision.reports import Roster
-from policies.model import Phase, ReplicaId, ReplicaLoad, RequestId, RequestLoad, Tokens
+from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from tests.deployments.scheduler.fakes import Answers, FakeListing, FakeMembership, Reporting, make_report
 from tests.virtual_time import VirtualLoop, now
 
@@ -399,3 +399,55 @@ def test_no_placement_is_ever_forgotten_or_counted_twice(
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(live())
+
+
+# --- probes that fail, and replicas that stop ---------------------------------------------------------
+
+
+async def test_a_replica_whose_probe_fails_is_asked_again_by_gatherings() -> None:
+    world = Gatherings(a="silent", b=make_report("b"))
+    await world.gather()
+    faults = [RuntimeError("one bad record")]
+
+    def take(records: Iterable[MigrationRecord]) -> None:
+        if faults:
+            raise faults.pop()
+
+    world.gatherer._on_records = take
+    world.engines.answers[A] = make_report("a")
+    await asyncio.sleep(PROBE_S + 0.1)
+    assert not faults and not world.gatherer._probes
+    before = len(world.engines.asked)
+    assert set(await world.gather()) == {"a", "b"}
+    assert len(world.engines.asked) == before + 2
+
+
+@pytest.mark.parametrize(
+    ("leaving", "state", "requests", "warned"),
+    [
+        ((), ReplicaState.DRAINING, 0, False),
+        ((), ReplicaState.DRAINING, 1, True),
+        ((A,), ReplicaState.RUNNING, 0, False),
+        ((A,), ReplicaState.RUNNING, 1, True),
+        ((), ReplicaState.RUNNING, 0, True),
+    ],
+)
+async def test_a_replica_that_stops_without_requests_falls_silent_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    leaving: tuple[ReplicaId, ...],
+    state: ReplicaState,
+    requests: int,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    loads = tuple(RequestLoad(RequestId(f"r{i}"), "", Tokens(8), Phase.DECODE, 1.0, 0) for i in range(requests))
+    present = make_report("a", requests=loads)
+    world = Gatherings(a=replace(present, load=replace(present.load, state=state)))
+    world.gatherer._leaving = lambda: leaving
+    await world.gather()
+    world.engines.answers[A] = "silent"
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        await world.gather()
+    assert ("does not report" in caplog.text) is warned
+    assert A in world.gatherer._probes
