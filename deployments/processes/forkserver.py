@@ -266,20 +266,20 @@ class _ForkServer:
     def _answer(self) -> None:
         body, (data_r, status_w, *fds), _, _ = socket.recv_fds(self._requests, _MAX_BYTES, _MAX_FDS + 3)
         request = json.loads(body)
+        pid = None
         if _native(request["environment"]) == self._native:
-            self._fork(request, data_r, status_w, fds)
-        else:
-            os.write(status_w, _NUMBER.pack(_REFUSED))
-            os.close(status_w)
-        _close(data_r, *fds)
-
-    def _fork(self, request: Mapping[str, Any], data_r: int, status_w: int, fds: list[int]) -> None:
-        if (pid := os.fork()) == 0:
+            with contextlib.suppress(OSError):  # no memory, or too many processes, for now
+                pid = os.fork()
+        if pid == 0:
             os.close(status_w)
             self._become(request, data_r, fds)
         with contextlib.suppress(BrokenPipeError):  # the starter has ended
-            os.write(status_w, _NUMBER.pack(pid))
-        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status_w))
+            os.write(status_w, _NUMBER.pack(_REFUSED if pid is None else pid))
+        if pid is None:
+            os.close(status_w)
+        else:
+            self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status_w))
+        _close(data_r, *fds)
 
     def _become(self, request: Mapping[str, Any], data_r: int, fds: list[int]) -> None:
         """Run the process of the request in this fork, and exit."""

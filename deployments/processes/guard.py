@@ -169,6 +169,7 @@ class SharedMemory:
         seen = {path.name for path in _SHARED_MEMORY.glob("*") if _NAMED.fullmatch(path.name)}
         if seen - self._seen:
             self._looks = LOOKS
+        self._names &= seen
         if self._looks or anew:
             self._names |= {name for name in _mapped(members(self._group)) if _NAMED.fullmatch(name)}
         self._seen, self._looks = seen, max(0, self._looks - 1)

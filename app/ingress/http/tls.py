@@ -66,6 +66,13 @@ class TlsFiles:
                 log.info("changed certificates loaded")
 
     def _changed(self) -> list[tuple[int, int] | None]:
-        """Inode and time of change of each file, None for one that does not exist."""
-        files = [Path(file) for file in (self.certfile, self.keyfile, self.ca_certs) if file is not None]
-        return [(file.stat().st_ino, file.stat().st_mtime_ns) if file.exists() else None for file in files]
+        """Inode and time of change of each file, None for one that cannot be seen."""
+        return [_identity(Path(file)) for file in (self.certfile, self.keyfile, self.ca_certs) if file is not None]
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
