@@ -135,6 +135,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
     return SchedulerConfig(
         **dict(settings.scheduler),
         bounds=bounds,
+        scales=scaling.target_ongoing_requests is None,
         copies=settings.cache.copies,
         prefill_replicas=settings.prefill_replicas,
         auto_prefills=settings.disaggregation.mode is Disaggregation.AUTO,

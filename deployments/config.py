@@ -373,10 +373,11 @@ class SchedulerConfig(SchedulerSettings):
     """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, and its copies.
 
     `prefill_replicas` of them are for prefills alone, with `auto_prefills` at most; 0: none. What the others compute
-    `returns` to these.
+    `returns` to these. Unless the scheduler `scales` the pool in mode `act`, Serve's own rule decides on the number.
     """
 
     bounds: tuple[int, int] = (1, 1)
+    scales: bool = True
     prefill_replicas: int = 0
     auto_prefills: bool = False
     returns: bool = True

@@ -184,6 +184,23 @@ def role(
         orders.set_role(endpoint, terminal, replica, role)
 
 
+@app.command()
+def mode(
+    mode: Annotated[
+        orders.ModeChoice | None, typer.Argument(help="The mode; without it, the present one is shown.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Stop the scheduler's moves, or let it move again.
+
+    The mode holds until it is set again, or the application is deployed again.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.mode(endpoint, terminal, mode)
+
+
 @cache.command()
 def match(
     prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,

@@ -74,6 +74,14 @@ class MellEndpoint:
         """Set a replica's role; the answer."""
         return self._wait(self._mell.set_role(replica, role), ordered=True)
 
+    def mode(self) -> dict[str, Any]:
+        """`/mell/mode`."""
+        return self._wait(self._mell.mode())
+
+    def set_mode(self, mode: str) -> dict[str, Any]:
+        """Set the scheduler's mode; the answer."""
+        return self._wait(self._mell.set_mode(mode), ordered=True)
+
     def match(self, prompt: Mapping[str, Any]) -> tuple[MatchDocument, dict[str, Any]]:
         """`/mell/cache/match` for a body of it, as a value and as the document."""
         document = self._wait(self._mell.match(prompt), ordered=True)

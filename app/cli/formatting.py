@@ -90,3 +90,8 @@ def age(seconds: float) -> str:
 def plural(number: int, noun: str) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shown_mode(mode: str, configured: str | None) -> str:
+    """The scheduler's mode, with the configured one if it is known to be another."""
+    return mode if configured in (None, mode) else f"{mode} (by order; scheduler.mode is {configured})"

@@ -1,10 +1,10 @@
-"""`mell move`, `mell drain` and `mell role`: give an order and, with --wait, wait until it is carried out."""
+"""`mell move`, `drain`, `role` and `mode`: give an order and, with --wait, wait until it is carried out."""
 
 from enum import StrEnum
 
 from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
-from app.cli.formatting import plural
+from app.cli.formatting import plural, shown_mode
 from app.cli.migrations import summary
 from app.cli.terminal import PATIENCE_S, WAIT_INTERVAL_S, Terminal
 from app.client.documents import ReplicaDocument
@@ -75,6 +75,33 @@ def _wait_until_gone(endpoint: MellEndpoint, terminal: Terminal, id: str) -> Non
 
 def _progress(replica: ReplicaDocument) -> str:
     return f"{plural(len(replica.requests), 'request')} left on {replica.id}, which is {replica.state}"
+
+
+class ModeChoice(StrEnum):
+    """A mode of the scheduler: `policies.decision.limits.Mode`, without its imports."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    ACT = "act"
+
+
+_EFFECTS = {
+    ModeChoice.OFF: "the scheduler begins no more moves, and opens and closes no replica",
+    ModeChoice.OBSERVE: "the scheduler begins no more moves, and reports what it would do",
+    ModeChoice.ACT: "the scheduler moves requests, and opens and closes replicas",
+}
+
+
+def mode(endpoint: MellEndpoint, terminal: Terminal, mode: ModeChoice | None) -> None:
+    """Set the scheduler's mode, or show it."""
+    if mode is None:
+        found = endpoint.mode()
+        terminal.show(f"mode {shown_mode(found['mode'], found['configured_mode'])}")
+        terminal.write(found)
+        return
+    answer = endpoint.set_mode(mode)
+    terminal.show(f"mode {mode}: {_EFFECTS[mode]}")
+    terminal.write(answer)
 
 
 class RoleChoice(StrEnum):

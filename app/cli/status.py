@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.endpoint import MellEndpoint
-from app.cli.formatting import Bar, age, count, duration, plural, usage_colour
+from app.cli.formatting import Bar, age, count, duration, plural, shown_mode, usage_colour
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
 from app.client.documents import (
@@ -53,10 +53,11 @@ def render_status(url: str, state: StateDocument, records: Records, now: float) 
 def header(url: str, state: StateDocument, now: float) -> list[Text]:
     """The URL, the mode and the number of replicas; a warning if the state is old."""
     wanted = "" if state.wanted is None else f" of {state.wanted} wanted"
+    mode = shown_mode(state.mode, state.configured_mode)
     policy = f", policy {state.policy}" if state.policy else ""
     lines = [
         Text.assemble("Mell at ", (url, "bold")),
-        Text(f"mode {state.mode}{policy}; {len(state.running)}{wanted} replicas running"),
+        Text(f"mode {mode}{policy}; {len(state.running)}{wanted} replicas running"),
     ]
     if state.dry_run:
         lines.append(Text(f"dry run: {state.dry_run}", "cyan"))

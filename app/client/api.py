@@ -13,6 +13,7 @@ from app.client.sse import Event, EventDecoder
 
 STATE = "/mell/state"
 MIGRATIONS = "/mell/migrations"
+MODE = "/mell/mode"
 CACHE = "/mell/cache"
 MATCH = "/mell/cache/match"
 COPY = "/mell/cache/copy"
@@ -134,6 +135,16 @@ class ApiClient:
     async def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
         """Set a replica's role, or with None have Mell assign it again; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/role", _object, {"role": role})
+
+    async def mode(self) -> dict[str, str]:
+        """The scheduler's mode and the configured one: the document at `/mell/mode`."""
+        return await self._call(
+            "GET", MODE, lambda answer: {name: str(answer[name]) for name in ("mode", "configured_mode")}
+        )
+
+    async def set_mode(self, mode: str) -> dict[str, Any]:
+        """Set the scheduler's mode; the answer."""
+        return await self._call("POST", MODE, _object, {"mode": mode})
 
     async def match(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """The placement that a prompt would get: the document at `/mell/cache/match`, for a body of it."""

@@ -118,7 +118,7 @@ class StateDocument:
 
     `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one,
     and `scaling` the reasons for the number of replicas, in mode `act`. `prefills` is None unless Mell decides on the
-    number of replicas for prefills.
+    number of replicas for prefills. `configured_mode` is the mode without an operator's order.
     """
 
     as_of: float
@@ -131,6 +131,7 @@ class StateDocument:
     service: ServiceDocument | None = None
     scaling: ScalingDocument | None = None
     prefills: PrefillsDocument | None = None
+    configured_mode: str | None = None
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -257,6 +258,7 @@ def parse_state(document: Any) -> StateDocument:
         service=_service(document["service"]) if document.get("service") else None,
         scaling=_scaling(document["scaling"]) if document.get("scaling") else None,
         prefills=_prefills(document["disaggregation"]) if document.get("disaggregation") else None,
+        configured_mode=document.get("configured_mode"),
     )
 
 

@@ -48,6 +48,7 @@ from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId, RequestSpec
+from policies.decision.limits import Mode
 from policies.model import ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
@@ -79,9 +80,10 @@ class IngressBackend:
         self._refresh_s = config.refresh_s
         self._scheduler = scheduler_client(topology.app)
         self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
-        self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}")
+        self._peers: frozenset[ReplicaId] = frozenset()
+        self._processes = processes = ingresses(topology.app)
+        self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}", self._peers_changed)
         replicas = engines(topology.app, config.replica_silence_s)
-        processes = ingresses(topology.app)
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
@@ -122,23 +124,40 @@ class IngressBackend:
         self.streams.watch(membership)
         self._check_started()
 
+    def _peers_changed(self, membership: Membership) -> None:
+        running = frozenset(membership.running)
+        for gone in self._peers - running:
+            self._processes.forget(gone)
+        self._peers = running
+
     def _check_started(self) -> None:
         if not self._started and len(self._membership.running) >= self._initial:
             self._started = True
             log.info(_READY.format(url=self._url))
 
     async def _refresh(self) -> None:
-        """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
+        """Call `_refresh_once` for ever. Its first failure of several in a row is logged."""
+        failing = False
         while True:
-            if self._key_file is not None:
-                self.gate.reload(self._key_file)
-            await self._placer.refresh()
-            if self.telemetry.keeps_times:
-                self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
-            await self.refresh_adapters()
-            if not self._started:
-                await self._lower_initial()
+            try:
+                await self._refresh_once()
+                failing = False
+            except Exception:
+                if not failing:
+                    log.exception("the view of the cluster, or the keys, could not be refreshed")
+                failing = True
             await asyncio.sleep(self._refresh_s)
+
+    async def _refresh_once(self) -> None:
+        """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
+        if self._key_file is not None:
+            self.gate.reload(self._key_file)
+        await self._placer.refresh()
+        if self.telemetry.keeps_times:
+            self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
+        await self.refresh_adapters()
+        if not self._started:
+            await self._lower_initial()
 
     async def refresh_adapters(self) -> None:
         """Follow the adapters that are loaded at run time, if that is allowed."""
@@ -216,6 +235,10 @@ class IngressBackend:
     async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
         """See `Backend.set_role`."""
         return await self._order(lambda scheduler: scheduler.set_role(replica, role))
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """See `Backend.set_mode`."""
+        return await self._order(lambda scheduler: scheduler.set_mode(mode))
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         """See `Backend.match`."""

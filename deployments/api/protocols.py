@@ -23,6 +23,7 @@ from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
+from policies.decision.limits import Mode
 from policies.decision.placement import Decision, PlacingView
 from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
@@ -265,6 +266,10 @@ class OperatorApi(Protocol):
 
     async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
         """Set a replica's role; with None, the scheduler assigns it again."""
+        ...
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """Set the mode until the application is deployed again. No epoch in another mode acts after the answer."""
         ...
 
     async def match(self, arrival: Arrival) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
+from policies.decision.limits import Mode
 from policies.decision.placement import Decision, PlacingView
 from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
@@ -346,6 +347,10 @@ class SchedulerStub:
     async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
         """See `OperatorApi.set_role`."""
         return await self._call(SchedulerApi.set_role, replica, role)
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """See `OperatorApi.set_mode`."""
+        return await self._call(SchedulerApi.set_mode, mode)
 
     async def match(self, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,13 @@ from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.evacuating import Evacuations
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing, ServeListing
+from deployments.scheduler.mode import OrderedMode
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recording import FileRecorder
 from deployments.scheduler.records import Records
-from deployments.scheduler.rehearsal import Rehearsal
 from deployments.scheduler.scaler import Scaler, ServeScaler
 from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.modes import ModeStore, ServeModeStore
 from deployments.serve.roles import RoleStore, ServeRoleStore
 from deployments.serve.routing import own_id
 from migration.protocol.errors import MigrationError, PeerLost
@@ -55,12 +56,11 @@ from policies.decision.disaggregation.prefills import prefill_report
 from policies.decision.disaggregation.roles import barred_by_role
 from policies.decision.level.scaling import scaling_report
 from policies.decision.level.service import replica_speed, service_report
-from policies.decision.limits import Mode
+from policies.decision.limits import Mode, Terms
 from policies.decision.matching import PromptMatch
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
-from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, RequestLoad, Role
 from policies.plan import Move, Reason
 from policies.prefix.copies import CopyReason
@@ -80,6 +80,11 @@ _NO_NAMING = "no replica has a mirror of its cache, or their engines name blocks
 _NO_NAMES = (
     "the ingress has no names for the prompt: it names blocks differently (see its log), does not know the adapter's "
     "folder, or has just started"
+)
+
+_SERVE_SCALES = (
+    "with autoscaling_config.target_ongoing_requests, Serve decides the number of replicas: the mode act needs a "
+    "deployment without it"
 )
 
 _OPERATOR_WAIT_S = 0.3
@@ -105,6 +110,7 @@ class LiveScheduler:
         clock: Clock,
         wall_clock: Clock,
         roles: RoleStore,
+        modes: ModeStore,
     ) -> None:
         self._id = id
         self._config = config
@@ -117,23 +123,31 @@ class LiveScheduler:
         reporters = EngineReporters(replicas, membership, listing, fence)
         self._roster = Roster()
         self._gatherer = Gatherer(
-            reporters, self._roster, clock, config.report_timeout_s, self._take_records, self._gathered
+            reporters, self._roster, clock, config.report_timeout_s, self._take_records, self._gathered, listing.leaving
         )
         self._as_of = 0.0
         self._scaler = scaler
         self._telemetry = telemetry
-        self._memory = SchedulerMemory(config.terms)
+        self._ordered = OrderedMode(config.mode, modes, listing)
+        terms = replace(config.terms, mode=self._ordered.mode)
+        self._memory = SchedulerMemory(terms)
         self._reached = ReachedTimes()
         self._records = Records(telemetry)
         self._evacuations = Evacuations(
             replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
-        self._recorder = _recorder(config, fence)
-        self._rehearsal = _rehearsal(config, self._memory, telemetry)
+        self._recorder = _recorder(config, terms, fence)
         pool = LivePool(ENGINE, config.bounds[0], fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
         self._epochs = Epochs(
-            config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal, self._reached
+            config,
+            (pool,),
+            self._memory,
+            telemetry,
+            clock,
+            self._recorder,
+            self._reached,
+            lambda: self._ordered.mode,
         )
         self._roles = roles
         for replica, role in roles.read().items():
@@ -278,10 +292,12 @@ class LiveScheduler:
         replicas = [replica_json(r, gauges[r.id], memory.role(r.id), by_hand.get(r.id)) for r in loads]
         others = self._listing.others(roster.statuses)
         replicas += [replica_json(load_of(status), by_hand=by_hand.get(status.id)) for status in others]
-        dry_run = self._rehearsal.to_json() if self._rehearsal else None
+        rehearsal = self._epochs.rehearsal
+        dry_run = rehearsal.to_json() if rehearsal else None
         state = {
             "as_of": self._as_of,
-            "mode": str(self._config.mode),
+            "mode": str(self._epochs.mode),
+            "configured_mode": str(self._ordered.configured),
             "policy": self._config.policy,
             "fence": self._fence,
             "wanted_replicas": self._scaler.wanted,
@@ -398,12 +414,21 @@ class LiveScheduler:
         """See `OperatorApi.set_role`. The next epoch assigns it."""
         if replica not in self._roster.statuses:
             return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
-        if self._config.mode is not Mode.ACT:
-            return MoveRejected(422, f"scheduler.mode is {self._config.mode}: nothing moves requests on; write act")
+        mode = self._epochs.mode
+        if mode is not Mode.ACT:
+            return MoveRejected(422, f"scheduler.mode is {mode}: nothing moves requests on; write act")
         self._epochs.set_role(ReplicaId(replica), role)
         by_hand, running = self._memory.pool().roles_by_hand, self._roster.statuses
         self._roles.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
         return MoveAccepted(replica)
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """See `OperatorApi.set_mode`. Moves that have been ordered before go on to their ends."""
+        if mode is Mode.ACT and not self._config.scales:
+            return MoveRejected(422, _SERVE_SCALES)
+        await self._ordered.order(mode)
+        await self._epochs.follow_mode()
+        return MoveAccepted(mode)
 
 
 class EpochScheduler(LiveScheduler):
@@ -421,14 +446,14 @@ class EpochScheduler(LiveScheduler):
         clock, wall_clock = time.monotonic, time.time
         scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
         fence = next_fence(topology.app)
-        roles = ServeRoleStore(topology.app)
+        roles, modes = ServeRoleStore(topology.app), ServeModeStore(topology.app)
         super().__init__(
-            own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock, roles
+            own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock, roles, modes
         )
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
         self._loop = asyncio.create_task(self.run())
         self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))
-        log.info("scheduler started with fence %d, mode %s, policy %s", fence, config.mode, config.policy)
+        log.info("scheduler started with fence %d, mode %s, policy %s", fence, self._epochs.mode, config.policy)
 
     async def check_health(self) -> None:
         """Raise `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""
@@ -471,17 +496,9 @@ def next_fence(app: str) -> int:
     return fence
 
 
-def _recorder(config: SchedulerConfig, fence: int) -> FileRecorder | None:
+def _recorder(config: SchedulerConfig, terms: Terms, fence: int) -> FileRecorder | None:
     """The recorder of epochs, if they are recorded. Every scheduler writes a file of its own."""
     if config.record is None:
         return None
     path = FilePath(config.record) / f"epochs-{time.strftime('%Y%m%d-%H%M%S')}-{fence}.jsonl"
-    return FileRecorder(path, config.terms)
-
-
-def _rehearsal(config: SchedulerConfig, memory: SchedulerMemory, telemetry: Telemetry) -> Rehearsal | None:
-    """The dry run of a scheduler in mode `observe`."""
-    if config.mode is not Mode.OBSERVE:
-        return None
-    pool = memory.pool()
-    return Rehearsal(Shadow(config.terms, pool.experience, names=pool.router.names), telemetry)
+    return FileRecorder(path, terms)

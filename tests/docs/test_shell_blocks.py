@@ -19,6 +19,7 @@ from app.ingress.http.orders import (
     DropOrder,
     LoadAdapter,
     MatchOrder,
+    ModeRequest,
     MoveRequest,
     PinOrder,
     RoleOrder,
@@ -51,6 +52,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/v1/load_lora_adapter": LoadAdapter,
     "/v1/unload_lora_adapter": UnloadAdapter,
     "/mell/replicas/REPLICA/role": RoleOrder,
+    "/mell/mode": ModeRequest,
 }
 """The bodies of operators' orders, by path."""
 

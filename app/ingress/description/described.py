@@ -112,6 +112,9 @@ class State(Described):
 
     as_of: float = Field(description="Unix time in seconds.")
     mode: Literal["act", "observe", "off"]
+    configured_mode: Literal["act", "observe", "off"] = Field(
+        "act", description="`scheduler.mode`, which `mode` differs from after an order at `/mell/mode`."
+    )
     policy: str = ""
     fence: int = Field(0, description="Rises with every scheduler that starts.")
     wanted_replicas: int = 0
@@ -267,6 +270,19 @@ class RoleSet(Described):
 
     id: str = Field(description="The replica.")
     role: Role | None = Field(description="`null`: the role that Mell assigns.")
+
+
+class Modes(Described):
+    """The scheduler's mode."""
+
+    mode: Literal["act", "observe", "off"]
+    configured_mode: Literal["act", "observe", "off"] = Field(description="`scheduler.mode` in the settings.")
+
+
+class ModeSet(Described):
+    """The mode that an operator has set."""
+
+    mode: Literal["act", "observe", "off"]
 
 
 class DrainStarted(Described):

@@ -14,6 +14,7 @@ from app.ingress.http.orders import (
     DropOrder,
     LoadAdapter,
     MatchOrder,
+    ModeRequest,
     MoveRequest,
     PinOrder,
     RoleOrder,
@@ -211,6 +212,37 @@ OPERATIONS: tuple[Operation, ...] = (
         refused=(
             "No such replica runs (404, with `replicas`).",
             "`scheduler.mode` is not `act`, so nothing moves requests on (422).",
+            "The scheduler is away (503).",
+        ),
+    ),
+    Operation(
+        "GET",
+        "/mell/mode",
+        "mode",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Get the scheduler's mode",
+        Answer("The mode, and the one in the settings.", described.Modes),
+        (401, 403, 503),
+        refused=("The scheduler has not reported yet (503).",),
+    ),
+    Operation(
+        "POST",
+        "/mell/mode",
+        "setMode",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Stop the scheduler's moves, or let it move again",
+        Answer("The scheduler has the mode: no later epoch acts in another one.", described.ModeSet),
+        (*_READING, 401, 403, 422, 503),
+        "The mode holds until another order or until the application is deployed again, a restart of the scheduler "
+        "included. Moves that have been ordered go on to their ends. The requests of stopping replicas move in every "
+        "mode, and so do those that an operator moves.",
+        body=ModeRequest,
+        example={"mode": "off"},
+        refused=(
+            "The mode is `act`, and `autoscaling_config.target_ongoing_requests` has Serve decide on the number of "
+            "replicas (422).",
             "The scheduler is away (503).",
         ),
     ),

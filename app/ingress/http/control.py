@@ -22,6 +22,7 @@ from app.ingress.http.orders import (
     DropOrder,
     LoadAdapter,
     MatchOrder,
+    ModeRequest,
     MoveRequest,
     Order,
     PinOrder,
@@ -39,6 +40,7 @@ from deployments.api.calls import MoveAccepted, MoveAnswer
 from deployments.engine.port import ProfileSession
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import RequestSpec
+from policies.decision.limits import Mode
 from policies.model import Role
 
 
@@ -84,6 +86,10 @@ class ControlBackend(Protocol):
 
     async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
         """Set a replica's role; with None, the scheduler assigns it again."""
+        ...
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """Set the scheduler's mode, until the application is deployed again."""
         ...
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
@@ -132,6 +138,8 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
             Route("/mell/replicas/{replica}/role", self.set_role, methods=["POST"]),
+            Route("/mell/mode", self.mode, methods=["GET"]),
+            Route("/mell/mode", self.set_mode, methods=["POST"]),
             Route("/mell/cache/match", self.match, methods=["POST"]),
             Route("/mell/cache/copy", self.copy, methods=["POST"]),
             Route("/mell/cache/pin", self.pin, methods=["POST"]),
@@ -211,6 +219,23 @@ class ControlRoutes:
         answer = await self._backend.set_role(http.path_params["replica"], order.role)
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id, "role": order.role}, 202)
+        raise ApiError(answer.status, answer.message, details=answer.details)
+
+    async def mode(self, http: Request) -> Response:
+        """GET /mell/mode."""
+        self._check_admin(http)
+        state, _ = await self._backend.snapshot()
+        if not state["as_of"]:
+            raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable")
+        return JSONResponse({name: state[name] for name in ("mode", "configured_mode")})
+
+    async def set_mode(self, http: Request) -> Response:
+        """POST /mell/mode."""
+        self._check_admin(http)
+        order = await self._read(ModeRequest, http)
+        answer = await self._backend.set_mode(order.mode)
+        if isinstance(answer, MoveAccepted):
+            return JSONResponse({"mode": order.mode})
         raise ApiError(answer.status, answer.message, details=answer.details)
 
     async def match(self, http: Request) -> Response:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from app.adapters import MAX_NAME
 from app.ingress.errors import ApiError
 from migration.protocol.messages import PathRequest
+from policies.decision.limits import Mode
 from policies.model import Role
 
 
@@ -32,6 +33,16 @@ class RoleOrder(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Role | None = Field(description="`null`: the role that Mell assigns.")
+
+
+class ModeRequest(BaseModel):
+    """Body of POST /mell/mode."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mode: Mode = Field(
+        description='"act" carries the plans of epochs out; "observe" only makes and reports them; "off" makes none.'
+    )
 
 
 class StartProfile(BaseModel):

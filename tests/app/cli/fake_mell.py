@@ -42,6 +42,8 @@ class FakeMell:
                 Route("/mell/migrations", self._move, methods=["POST"]),
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
+                Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
+                Route("/mell/mode", self._set_mode, methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
                 Route("/mell/cache/copy", self._copy, methods=["POST"]),
                 Route("/mell/cache/pin", self._pin, methods=["POST"]),
@@ -66,6 +68,13 @@ class FakeMell:
         replica, order = request.path_params["replica"], await request.json()
         self.orders.append((replica, order))
         return self._refused(request) or JSONResponse({"id": replica} | order, 202)
+
+    def _mode(self) -> dict[str, Any]:
+        return {name: self.state[name] for name in ("mode", "configured_mode")}
+
+    async def _set_mode(self, request: Request) -> Response:
+        self.orders.append(order := await request.json())
+        return self._refused(request) or JSONResponse(order)
 
     async def _match(self, request: Request) -> Response:
         self.orders.append(await request.json())

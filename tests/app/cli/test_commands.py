@@ -107,6 +107,30 @@ def test_an_order_for_a_role_names_the_replica(at: Mell, mell: FakeMell, role: s
     assert at("role", "aaaaaaaa", "writer").exit_code == 2
 
 
+def test_an_order_for_a_mode_says_what_it_does(at: Mell, mell: FakeMell) -> None:
+    result = at("mode", "off", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"mode": "off"})
+    assert mell.orders == [{"mode": "off"}]
+    assert at("mode", "off").stdout == (
+        "mode off: the scheduler begins no more moves, and opens and closes no replica\n"
+    )
+    assert at("mode", "on").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "configured", "shown"),
+    [("act", "act", "mode act\n"), ("off", "act", "mode off (by order; scheduler.mode is act)\n")],
+)
+def test_without_a_mode_the_present_one_is_shown(
+    at: Mell, mell: FakeMell, mode: str, configured: str, shown: str
+) -> None:
+    mell.state = BUSY | {"mode": mode, "configured_mode": configured}
+    assert at("mode").stdout == shown
+    assert json.loads(at("mode", "--json").stdout) == {"mode": mode, "configured_mode": configured}
+    assert at("status").stdout.splitlines()[1].startswith(shown.strip())
+    assert not mell.orders
+
+
 def test_a_prompt_is_looked_up_as_text_as_token_ids_or_as_messages(at: Mell, mell: FakeMell, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Where do blocks move?"}]
     (file := tmp_path / "chat.json").write_text(json.dumps(chat))

@@ -39,6 +39,7 @@ def state(*replicas: dict[str, Any], **changed: Any) -> dict[str, Any]:
     document = {
         "as_of": NOW,
         "mode": "act",
+        "configured_mode": "act",
         "policy": "pack",
         "fence": 1,
         "wanted_replicas": 2,

@@ -53,6 +53,7 @@ from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
+from policies.decision.limits import Mode
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
 from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.plan import Reason
@@ -548,6 +549,7 @@ class Backend:
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[Any, ...]] = []
+        self.mode = {"as_of": 1.0, "mode": "act", "configured_mode": "act"}
         self.adapter_orders: list[LoadAdapter | str] = []
         self.matched: list[MatchOrder] = []
 
@@ -565,7 +567,7 @@ class Backend:
 
     async def state(self) -> dict[str, Any]:
         loads = [(r.id, load) for r in self.service.replicas.values() for load in r.host.loads()]
-        return {"replicas": [{"id": r, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]}
+        return self.mode | {"replicas": [{"id": r, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]}
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": []}
@@ -593,6 +595,10 @@ class Backend:
             return MoveRejected(404, f"no replica {replica!r} is running")
         self.asked.append((replica, role))
         return self.answer or MoveAccepted(replica)
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        self.asked.append((mode,))
+        return self.answer or MoveAccepted(mode)
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         self.matched.append(order)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.replica.reporting import ReplicaReporter
 from deployments.serve.membership import Membership
+from deployments.serve.modes import ModeOrder
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.decision.observation import Status
@@ -54,6 +55,19 @@ class FakeRoles:
 
     def write(self, roles: Mapping[ReplicaId, Role]) -> None:
         self.kept = dict(roles)
+
+
+class FakeModes:
+    """Implements `ModeStore`."""
+
+    def __init__(self, kept: ModeOrder | None = None) -> None:
+        self.kept = kept
+
+    def read(self) -> ModeOrder | None:
+        return self.kept
+
+    def write(self, order: ModeOrder) -> None:
+        self.kept = order
 
 
 class Reporting:
@@ -161,7 +175,8 @@ class FakeListing:
 
     def __init__(self, running: Collection[str], starting: int = 0) -> None:
         self.running, self.starting = set(running), starting
-        self.listed = True
+        self.listed = self.is_current = True
+        self.deployed_at: float | None = None
         self.without_room: tuple[Status, ...] = ()
 
     async def refresh(self) -> None:

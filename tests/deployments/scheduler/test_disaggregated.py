@@ -28,6 +28,7 @@ from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
     FakeListing,
     FakeMembership,
+    FakeModes,
     FakeRoles,
     Present,
     Reporting,
@@ -108,6 +109,7 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
         now,
         now,
         FakeRoles(),
+        FakeModes(),
     )
     loop = asyncio.create_task(core.run())
     await core._epochs.ready.wait()

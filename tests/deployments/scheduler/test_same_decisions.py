@@ -39,7 +39,7 @@ from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
 from tests.app.simulator.physics import Log
 from tests.counts import scaled
-from tests.deployments.scheduler.fakes import FakeListing, FakeMembership, FakeRoles, Present, Reporting
+from tests.deployments.scheduler.fakes import FakeListing, FakeMembership, FakeModes, FakeRoles, Present, Reporting
 from tests.deployments.scheduler.test_scheduler import FakeScaler
 
 CAPACITY, MOST = Tokens(4000), 5
@@ -198,7 +198,17 @@ class ScriptedScheduler:
         self.now = 0.0
         self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
         clock = lambda: self.now  # noqa: E731
-        parts = self.told, self.members, self.listing, FakeScaler(MOST), Telemetry(), clock, clock, FakeRoles()
+        parts = (
+            self.told,
+            self.members,
+            self.listing,
+            FakeScaler(MOST),
+            Telemetry(),
+            clock,
+            clock,
+            FakeRoles(),
+            FakeModes(),
+        )
         self.core = LiveScheduler(ReplicaId("s"), config, 1, *parts)
         self.core._epochs._recorder = self.kept
         memory = self.core._memory.pool()

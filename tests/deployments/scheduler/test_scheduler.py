@@ -15,22 +15,26 @@ from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler, check_epochs
 from deployments.scheduler.epochs import EARLIEST_S
+from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recording import FileRecorder, read_recording
 from deployments.scheduler.records import KEPT
+from deployments.serve.modes import ModeOrder
 from migration.protocol.errors import PeerLost, Refused, RequestGone
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import IngressId
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
 from policies.cost.latencies import ERROR, ServiceTimes
 from policies.cost.lines import Line
 from policies.decision import memory
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Sizes
+from policies.decision.memory import PoolMemory
 from policies.decision.observation import ENGINE
 from policies.decision.placement import NoReplica, Place, Queue
-from policies.decision.reports import status_of
+from policies.decision.reports import Roster, status_of
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Path as MovePath
@@ -44,6 +48,7 @@ from tests.deployments.scheduler.fakes import (
     Answers,
     FakeListing,
     FakeMembership,
+    FakeModes,
     FakeRoles,
     Present,
     Reporting,
@@ -105,6 +110,7 @@ class FakeScaler:
 
     def __init__(self, max_replicas: int) -> None:
         self.max_replicas = max_replicas
+        self.scales = True
         self.wanted = 2
         self.opened = 0
         self.closed: list[ReplicaId] = []
@@ -142,12 +148,29 @@ class FakeScaler:
 class Scheduler:
     """The scheduler over fakes; `core` is the scheduler itself."""
 
-    def __init__(self, fleet: Fleet, config: SchedulerConfig, roles: Mapping[ReplicaId, Role] | None = None) -> None:
-        self.roles = FakeRoles(roles)
+    def __init__(
+        self,
+        fleet: Fleet,
+        config: SchedulerConfig,
+        roles: Mapping[ReplicaId, Role] | None = None,
+        modes: FakeModes | None = None,
+    ) -> None:
+        self.roles, self.modes = FakeRoles(roles), modes or FakeModes()
         self.members = FakeMembership(*fleet.reports)
         self.scale, self.fleet, self.listing = FakeScaler(4), fleet, FakeListing(fleet.reports)
         self.core = LiveScheduler(
-            ReplicaId("s"), config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now, self.roles
+            ReplicaId("s"),
+            config,
+            3,
+            fleet,
+            self.members,
+            self.listing,
+            self.scale,
+            Telemetry(),
+            now,
+            now,
+            self.roles,
+            self.modes,
         )
 
     async def epoch(self) -> None:
@@ -763,6 +786,120 @@ async def test_an_epoch_that_fails_is_followed_by_another() -> None:
         while scheduler.core._epochs.last == failed_at:
             await asyncio.sleep(0.01)
     loop.cancel()
+
+
+@pytest.mark.parametrize(
+    ("where", "method"),
+    [(PoolMemory, "_take_replicas"), (Roster, "_settle"), (LivePool, "watch_closing"), (Cluster, "settle")],
+)
+async def test_the_epoch_after_one_that_failed_decides_on_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch, where: type, method: str
+) -> None:
+    """A replica that has come with the failed epoch is closed by the next, though nothing changes on it."""
+    scheduler = await make_scheduler(*half_empty(), mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"))
+    scheduler.fleet.reports[ReplicaId("c")] = make_report("c", 256)
+    scheduler.members.become("a", "b", "c")
+    await asyncio.sleep(1.0)
+    await fail_in(scheduler, monkeypatch, where, method)
+    closed = len(scheduler.scale.closed)
+    await asyncio.sleep(1.0)
+    await scheduler.epoch()
+    assert ReplicaId("c") in scheduler.core._memory.pool().statuses
+    assert scheduler.scale.closed[closed:] == ["c"]
+
+
+async def fail_in(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, where: type, method: str) -> None:
+    """Run an epoch that fails in a method."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("once")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, method, fail)
+        with pytest.raises(RuntimeError, match="once"):
+            await scheduler.epoch()
+
+
+async def test_after_a_failed_epoch_replicas_report_their_whole_caches_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = await make_scheduler(make_report("a", blocks=(1, 2)))
+    assert scheduler.core._roster.version(ReplicaId("a")) is not None
+    await fail_in(scheduler, monkeypatch, PoolMemory, "_take_caches")
+    for _ in range(2):
+        await asyncio.sleep(1.0)
+        await scheduler.epoch()
+    assert scheduler.core._memory.pool().router.tree.copies() == (2, 2)
+
+
+# --- the mode -----------------------------------------------------------------------------------------
+
+
+async def test_an_ordered_mode_stops_moves_and_closings_at_once_and_allows_them_again() -> None:
+    scheduler = await make_scheduler(*half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"))
+    assert await scheduler.core.set_mode(Mode.OFF) == MoveAccepted("off")
+    await asyncio.sleep(1.0)
+    await scheduler.epoch()
+    state = await scheduler.core.state()
+    assert (state["mode"], state["configured_mode"]) == ("off", "act")
+    assert (scheduler.fleet.asked, scheduler.scale.closed, scheduler.scale.scales) == ([], [], False)
+    assert await scheduler.core.set_mode(Mode.ACT) == MoveAccepted("act")
+    await asyncio.sleep(1.0)
+    await scheduler.epoch()
+    assert [call for _, call, *_ in scheduler.fleet.asked] == ["move"] and scheduler.scale.scales
+
+
+async def test_an_order_waits_for_the_epoch_under_way() -> None:
+    scheduler = await make_scheduler(*half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"))
+    epoch = asyncio.create_task(scheduler.epoch())
+    await asyncio.sleep(0)
+    await scheduler.core.set_mode(Mode.OFF)
+    assert epoch.done()
+
+
+async def test_the_next_scheduler_has_the_ordered_mode_until_the_application_is_deployed_again() -> None:
+    def successor(mode: Mode = Mode.ACT) -> Scheduler:
+        return Scheduler(Fleet(*half_empty()), SchedulerConfig(mode=mode), modes=first.modes)
+
+    first = await make_scheduler(mode=Mode.ACT)
+    first.listing.deployed_at = 5.0
+    await first.core.set_mode(Mode.OBSERVE)
+    assert first.modes.kept == ModeOrder(Mode.OBSERVE, 5.0)
+    second = successor()
+    for deployed_at, mode in (None, "observe"), (5.0, "observe"), (6.0, "act"):
+        second.listing.deployed_at = deployed_at
+        await asyncio.sleep(1.0)
+        await second.epoch()
+        assert (await second.core.state())["mode"] == mode
+    assert (await successor(Mode.OFF).core.state())["mode"] == "observe", "before Serve has answered"
+
+
+async def test_an_ordered_dry_run_begins_with_everything_that_runs_and_adds_to_the_last_ones_figures() -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=Mode.OFF, spec=NO_GROWTH)
+    moves = []
+    for mode in Mode.OBSERVE, Mode.OFF, Mode.OBSERVE:
+        await scheduler.core.set_mode(mode)
+        for _ in range(2):
+            await asyncio.sleep(1.0)
+            await scheduler.epoch()
+        moves.append((mode in "observe", await scheduler.counted("mell_dry_run_moves_total")))
+        assert ("dry_run" in await scheduler.core.state()) is (mode is Mode.OBSERVE)
+    first = moves[0][1]
+    assert first > 0 and moves == [(True, first), (False, first), (True, 2 * first)]
+
+
+async def test_act_is_refused_where_serve_decides_on_the_number() -> None:
+    config = SchedulerConfig(mode=Mode.OFF, scales=False)
+    answer = await Scheduler(Fleet(make_report("a")), config).core.set_mode(Mode.ACT)
+    assert isinstance(answer, MoveRejected) and answer.status == 422 and "target_ongoing_requests" in answer.message
+
+
+async def test_the_reasons_of_a_mode_end_with_it() -> None:
+    scheduler = await make_scheduler(make_report("a", requests=(running("r"),)), mode=Mode.ACT)
+    assert await scheduler.counted("mell_replicas_reason") == 1
+    await scheduler.core.set_mode(Mode.OFF)
+    assert await scheduler.counted("mell_replicas_reason") == 0
+    assert "scaling" not in await scheduler.core.state()
 
 
 async def test_early_epochs_come_early_but_not_at_once() -> None:

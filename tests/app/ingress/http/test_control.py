@@ -65,6 +65,7 @@ async def test_internal_errors_reveal_no_details(api: Api) -> None:
 ADMIN = [("GET", "/mell/state"), ("GET", "/mell/migrations"), ("POST", "/mell/migrations")]
 ROLE = "/mell/replicas/a/role"
 MATCH = "/mell/cache/match"
+MODE = "/mell/mode"
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
@@ -165,6 +166,45 @@ async def test_a_role_that_the_scheduler_refuses_is_refused(api: Api) -> None:
     api.backend.answer = MoveRejected(422, "scheduler.mode is off")
     response = await api.post(ROLE, json={"role": "both"})
     assert (response.status_code, response.json()["error"]["message"]) == (422, "scheduler.mode is off")
+
+
+@pytest.mark.parametrize("mode", ["off", "observe", "act"])
+async def test_an_order_sets_the_mode(api: Api, mode: str) -> None:
+    response = await api.post(MODE, json={"mode": mode})
+    assert (response.status_code, response.json()) == (200, {"mode": mode})
+    assert api.backend.asked == [(mode,)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({}, "mode"), ({"mode": "on"}, "mode"), ({"mode": False}, "mode"), ({"mode": "off", "x": 1}, "x"), ([], None)],
+    ids=["none", "unknown", "a truth value", "another member", "a list"],
+)
+async def test_an_order_for_a_mode_is_checked(api: Api, body: Any, param: str | None) -> None:
+    response = await api.post(MODE, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+    assert not api.backend.asked
+
+
+async def test_a_mode_that_the_scheduler_refuses_is_refused(api: Api) -> None:
+    api.backend.answer = MoveRejected(422, "Serve decides the number of replicas")
+    response = await api.post(MODE, json={"mode": "act"})
+    assert (response.status_code, response.json()["error"]["type"]) == (422, "invalid_request_error")
+
+
+async def test_the_mode_is_shown_with_the_configured_one_once_the_scheduler_has_reported(api: Api) -> None:
+    api.backend.mode = {"as_of": 1.0, "mode": "off", "configured_mode": "act"}
+    response = await api.get(MODE)
+    assert (response.status_code, response.json()) == (200, {"mode": "off", "configured_mode": "act"})
+    api.backend.mode = {"as_of": 0.0, "mode": "off"}
+    assert (await api.get(MODE)).status_code == 503
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_mode_is_for_operators(api: Api, method: str) -> None:
+    api.address = ("10.0.0.1", 1)
+    assert (await api.send(method, MODE)).status_code == 403
+    assert not api.backend.asked
 
 
 async def test_target_and_path_are_optional(api: Api) -> None:
