@@ -77,7 +77,6 @@ class IngressBackend:
         self._initial = config.initial_replicas
         self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
         self._started = False
-        self._refresh_s = config.refresh_s
         self._scheduler = scheduler_client(topology.app)
         self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
         self._peers: frozenset[ReplicaId] = frozenset()
@@ -118,7 +117,7 @@ class IngressBackend:
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
         self._scheduler_down = False
-        self._refresher = asyncio.create_task(self._refresh())
+        self._refresher = asyncio.create_task(repeat(self._refresh, config.refresh_s))
 
     def _changed(self, membership: Membership) -> None:
         self.streams.watch(membership)
@@ -136,19 +135,6 @@ class IngressBackend:
             log.info(_READY.format(url=self._url))
 
     async def _refresh(self) -> None:
-        """Call `_refresh_once` for ever. Its first failure of several in a row is logged."""
-        failing = False
-        while True:
-            try:
-                await self._refresh_once()
-                failing = False
-            except Exception:
-                if not failing:
-                    log.exception("the view of the cluster, or the keys, could not be refreshed")
-                failing = True
-            await asyncio.sleep(self._refresh_s)
-
-    async def _refresh_once(self) -> None:
         """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
         if self._key_file is not None:
             self.gate.reload(self._key_file)
@@ -286,6 +272,20 @@ class IngressBackend:
         self._membership.stop()
         self._ingresses.stop()
         await self.tracer.close(within_s)
+
+
+async def repeat(refresh: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Call `refresh` for ever, with pauses of `every_s` seconds. Of failures in a row, the first is logged."""
+    failing = False
+    while True:
+        try:
+            await refresh()
+            failing = False
+        except Exception:
+            if not failing:
+                log.exception("the view of the cluster, or the keys, could not be refreshed")
+            failing = True
+        await asyncio.sleep(every_s)
 
 
 def _own_url(config: IngressConfig) -> str:

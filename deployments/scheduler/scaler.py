@@ -104,17 +104,25 @@ class ServeScaler:
         self._freed = freed
         self._clock = clock
         self._wall_clock = wall_clock
-        self.scales = True
+        self._scales = True
         self._wanted: int | None = None
         self._stopping = asyncio.Lock()
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
 
     @property
+    def scales(self) -> bool:
+        """See `Scaler.scales`."""
+        return self._scales
+
+    @scales.setter
+    def scales(self, scales: bool) -> None:
+        self._scales, self._wanted = scales, None
+
+    @property
     def wanted(self) -> int:
         """See `Scaler.wanted`."""
-        if not self.scales:
-            self._wanted = None
+        if not self._scales:
             return self._of_serve() if self._listing.listed else self.min_replicas
         if self._wanted is None and self._listing.listed:
             self._wanted = self._inherited()
@@ -139,7 +147,7 @@ class ServeScaler:
 
     def publish(self) -> None:
         """See `Scaler.publish`."""
-        if not self._stopping.locked():
+        if self._scales and not self._stopping.locked():
             write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
 
     def open(self, count: int) -> None:
@@ -191,10 +199,10 @@ class ServeScaler:
             if not drained:
                 await self._reopen(replica, fence)
             return
-        self._wanted = self._one_less()
+        self._wanted = left = self._one_less()
         self.publish()
         if stops:
-            log.info("replica %s is empty and closes; %d stay", replica, self._wanted)
+            log.info("replica %s is empty and closes; %d stay", replica, left)
         else:
             # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
             await self._reopen(replica, fence)

@@ -434,20 +434,18 @@ async def test_a_replica_whose_probe_fails_is_asked_again_by_gatherings() -> Non
 )
 async def test_a_replica_that_stops_without_requests_falls_silent_without_a_warning(
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     leaving: tuple[ReplicaId, ...],
     state: ReplicaState,
     requests: int,
     warned: bool,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    caplog.set_level(logging.WARNING, "ray.serve")
     loads = tuple(RequestLoad(RequestId(f"r{i}"), "", Tokens(8), Phase.DECODE, 1.0, 0) for i in range(requests))
     present = make_report("a", requests=loads)
     world = Gatherings(a=replace(present, load=replace(present.load, state=state)))
     world.gatherer._leaving = lambda: leaving
     await world.gather()
     world.engines.answers[A] = "silent"
-    with caplog.at_level(logging.WARNING, "ray.serve"):
-        await world.gather()
+    await world.gather()
     assert ("does not report" in caplog.text) is warned
     assert A in world.gatherer._probes

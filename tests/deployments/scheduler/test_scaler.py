@@ -193,7 +193,7 @@ async def test_unless_the_scheduler_scales_the_number_is_serves(make: Callable[.
     world.listing.running = {"a", "b"}
     world.scaler.close_drained([B], 7)
     await settle()
-    assert world.stopped == [("b", 1)]
+    assert (world.stopped, world.store) == ([("b", 1)], Wanted(4, 99.0)), "the number is Serve's to write"
     world.store, world.scaler.scales = None, True
     assert world.scaler.wanted == 2
 

@@ -119,3 +119,12 @@ def test_settings_are_checked_against_the_files(tmp_path: Path, authority: Certi
     for settings, advice in wrong:
         with pytest.raises(ValueError, match=advice):
             IngressSettings.model_validate(settings)
+
+
+def test_a_file_that_cannot_be_seen_is_a_change_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "certificate").touch()
+    files = TlsFiles(str(tmp_path / "certificate"), str(tmp_path / "certificate" / "key"))
+    seen = files._changed()
+    assert seen[0] is not None and seen[1] is None
+    (tmp_path / "certificate").unlink()
+    assert files._changed() == [None, None]
