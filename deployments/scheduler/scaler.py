@@ -109,6 +109,8 @@ class ServeScaler:
         self._stopping = asyncio.Lock()
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._stopped: set[ReplicaId] = set()
+        """The replicas that the controller has stopped since Serve's list was read."""
 
     @property
     def scales(self) -> bool:
@@ -135,7 +137,11 @@ class ServeScaler:
         return self._of_serve()
 
     def _of_serve(self) -> int:
-        return self._bounded(self._listing.wanted_by_serve)
+        return self._bounded(self._kept_by_serve())
+
+    def _kept_by_serve(self) -> int:
+        """Serve's number of replicas: those of its list that have not been stopped since."""
+        return self._listing.wanted_by_serve - sum(map(self._listing.runs, self._stopped))
 
     def _bounded(self, count: int) -> int:
         return min(max(count, self.min_replicas), self.max_replicas)
@@ -143,7 +149,7 @@ class ServeScaler:
     @property
     def opening(self) -> int:
         """See `Scaler.opening`."""
-        return max(0, self.wanted - self._listing.wanted_by_serve)
+        return max(0, self.wanted - self._kept_by_serve())
 
     def publish(self) -> None:
         """See `Scaler.publish`."""
@@ -171,10 +177,10 @@ class ServeScaler:
         self._begin_closing([replica for replica in empty if self._listing.runs(replica)], fence, drained=True)
 
     def _begin_closing(self, replicas: Iterable[ReplicaId], fence: int, drained: bool) -> None:
-        if not self._listing.is_current or self.wanted < self._listing.wanted_by_serve:
+        if not self._listing.is_current or self.wanted < self._kept_by_serve():
             return
         for replica in replicas:
-            if replica not in self._closing:
+            if replica not in self._closing and replica not in self._stopped:
                 self.mark_emptying([replica])
                 task = asyncio.create_task(self._close(replica, fence, drained))
                 self._closing[replica] = task
@@ -202,6 +208,7 @@ class ServeScaler:
         self._wanted = left = self._one_less()
         self.publish()
         if stops:
+            self._stopped.add(replica)
             log.info("replica %s is empty and closes; %d stay", replica, left)
         else:
             # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
@@ -216,6 +223,7 @@ class ServeScaler:
 
     def measure_freed(self, filled: Collection[ReplicaId]) -> None:
         """See `Scaler.measure_freed`."""
+        self._stopped = set(filter(self._listing.runs, self._stopped))
         for replica, since in list(self._emptying.items()):
             if not self._listing.lists(replica):
                 self._freed(self._clock() - since)

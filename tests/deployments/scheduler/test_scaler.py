@@ -156,6 +156,24 @@ async def test_while_serves_list_is_old_nothing_is_closed(make: Callable[..., Wo
     assert world.replicas.asked == []
 
 
+async def test_a_list_from_before_a_stop_neither_hides_a_replica_that_is_being_opened_nor_stops_one_twice(
+    make: Callable[..., World],
+) -> None:
+    """One of two is drained, and its replacement asked for; then the controller is slow to list both."""
+    world = make()
+    world.scaler.open(1)
+    world.scaler.close_drained([B], 7)
+    await settle()
+    assert (world.stopped, world.scaler.wanted, world.scaler.opening) == ([("b", 2)], 2, 1)
+    world.scaler.measure_freed(set())
+    world.scaler.close_drained([B], 7)
+    await settle()
+    assert len(world.stopped) == 1 and world.scaler.opening == 1
+    world.listing.running, world.listing.starting = {"a"}, 1
+    world.scaler.measure_freed(set())
+    assert (world.scaler.opening, world.scaler._stopped) == (0, set())
+
+
 async def test_a_drained_replica_stays_closed_until_the_controller_is_back(make: Callable[..., World]) -> None:
     world = make()
     world.fault = AWAY
@@ -195,7 +213,7 @@ async def test_unless_the_scheduler_scales_the_number_is_serves(make: Callable[.
     await settle()
     assert (world.stopped, world.store) == ([("b", 1)], Wanted(4, 99.0)), "the number is Serve's to write"
     world.store, world.scaler.scales = None, True
-    assert world.scaler.wanted == 2
+    assert world.scaler.wanted == 1, "b has been stopped, whatever the list has"
 
 
 async def test_a_number_that_is_taken_over_is_within_the_bounds(make: Callable[..., World]) -> None:
