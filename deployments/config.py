@@ -225,7 +225,8 @@ class SchedulerSettings(SettingsSection):
         Mode.ACT,
         strict=False,
         description="Mode of the epochs: `act` carries plans out; `observe` only makes and reports them; `off` "
-        "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode.",
+        "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode. `mell mode` "
+        "changes it at run time.",
     )
     routing: Routing = Field(
         Routing.TREE,

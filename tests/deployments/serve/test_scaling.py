@@ -123,7 +123,7 @@ async def test_a_replica_is_stopped_between_two_steps_of_the_controller(monkeypa
     async def run_control_loop() -> None:
         await ends.wait()
 
-    monkeypatch.setattr(scaling.utils, "_BACKGROUND_TASKS", {asyncio.create_task(run_control_loop())})
+    monkeypatch.setattr("ray._common.utils._BACKGROUND_TASKS", {asyncio.create_task(run_control_loop())})
     await asyncio.sleep(0)
     call = asyncio.to_thread(stop_exactly, controller, "mell", "Engine", "a", 1)
     assert await call and controller.threads == {threading.get_ident()}
