@@ -151,7 +151,7 @@ class PoolMemory:
         self._closed: dict[ReplicaId, float | None] = {}
 
     def _restart(self, seen: PoolReport) -> PoolReport:
-        """Drop everything that a snapshot tells anew, and keep what was learned. Returns the snapshot, with the lost.
+        """Drop everything that a snapshot contains, and keep what was learned. Returns the snapshot, with the lost.
 
         Placements and moves since the reports in it are dropped, too: the next reports contain them.
         """
