@@ -88,21 +88,31 @@ async def offered(listener: ChannelListener, channel: IngressChannel) -> AsyncIt
 
 
 async def submit_all(requests: Sequence[Submission], submit: Submit, lacks: Lacks) -> tuple[str | Failure, ...]:
-    """Run requests, those with an adapter once it is loaded. Returns for each the model that runs it, or the refusal.
+    """Run requests, each with an adapter once that is loaded. Returns for each the model that runs it, or the refusal.
 
-    Without adapters, nothing is awaited.
+    Without adapters, nothing is awaited. A request waits for no adapter but its own.
     """
-    lacking: dict[Adapter, Refused | None] = {}
-    if adapters := {request.spec.adapter for request in requests if request.spec.adapter is not None}:
-        lacking = dict(zip(adapters, await asyncio.gather(*map(lacks, adapters)), strict=True))
+    adapters = {adapter for each in requests if (adapter := each.spec.adapter) is not None}
+    loads = {adapter: asyncio.ensure_future(lacks(adapter)) for adapter in adapters}
 
-    def result(request: Submission) -> str | Failure:
-        refusal = None if request.spec.adapter is None else lacking[request.spec.adapter]
+    def begin(request: Submission, refusal: Refused | None = None) -> str | Failure:
         try:
             answer = refusal or submit(request)
         except Exception:
-            log.exception("request %s could not be submitted", request.spec.id)
-            answer = Refused("internal error", Cause.UNEXPECTED)
+            return failed(request)
         return answer if isinstance(answer, str) else Failure.of(answer)
 
-    return tuple(map(result, requests))
+    async def begin_loaded(request: Submission) -> str | Failure:
+        try:
+            refusal = None if request.spec.adapter is None else await loads[request.spec.adapter]
+        except Exception:
+            return failed(request)
+        return begin(request, refusal)
+
+    def failed(request: Submission) -> Failure:
+        log.exception("request %s could not be submitted", request.spec.id)
+        return Failure.of(Refused("internal error", Cause.UNEXPECTED))
+
+    if not loads:
+        return tuple(map(begin, requests))
+    return tuple(await asyncio.gather(*map(begin_loaded, requests)))

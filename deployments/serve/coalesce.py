@@ -4,7 +4,7 @@ A single item is sent at once; under load the calls grow larger instead of more 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -12,46 +12,60 @@ Result = TypeVar("Result")
 
 
 class Coalescer(Generic[Item, Result]):
-    """Wraps a call with many items, which returns one result or exception per item, in the items' order."""
+    """Wraps a call with many items, which returns one result or exception per item, in the items' order.
 
-    def __init__(self, call: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]]) -> None:
+    Items travel with others of the same `lane` only, and wait for no call of another lane.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]],
+        lane: Callable[[Item], Hashable] = lambda item: None,
+    ) -> None:
         self._call = call
-        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
-        self._under_way = False
-        self._worker: asyncio.Task[None] | None = None
+        self._lane = lane
+        self._waiting: dict[Hashable, list[tuple[Item, asyncio.Future[Result]]]] = {}
+        """The items behind each call under way, by lane."""
+        self._workers: set[asyncio.Task[None]] = set()
 
     async def __call__(self, item: Item) -> Result:
         """The item's result. Raises the item's exception, or that of the whole call."""
-        if not self._under_way:
-            return await self._alone(item)
+        lane = self._lane(item)
+        if lane not in self._waiting:
+            return await self._alone(lane, item)
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        self._waiting[lane].append((item, future))
         return await future
 
-    async def _alone(self, item: Item) -> Result:
+    async def _alone(self, lane: Hashable, item: Item) -> Result:
         """Make a call of one item, before the event loop goes on to others."""
-        self._under_way = True
+        self._waiting[lane] = []
         try:
             (result,) = await self._call((item,))
         finally:
-            if self._waiting:
-                self._worker = asyncio.create_task(self._work())
+            if self._waiting[lane]:
+                worker = asyncio.create_task(self._work(lane))
+                self._workers.add(worker)
+                worker.add_done_callback(self._workers.discard)
             else:
-                self._under_way = False
+                del self._waiting[lane]
         if isinstance(result, Exception):
             raise result
         return result
 
-    async def _work(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
+    async def _work(self, lane: Hashable) -> None:
+        while batch := self._waiting[lane]:
+            self._waiting[lane] = []
+            results: Sequence[Result | Exception]
             try:
                 results = await self._call(tuple(item for item, _ in batch))
+                if len(results) != len(batch):
+                    raise RuntimeError(f"{len(results)} results for {len(batch)} items")
             except Exception as error:
                 results = [error] * len(batch)
             for (_, future), result in zip(batch, results, strict=True):
                 _settle(future, result)
-        self._under_way = False
+        del self._waiting[lane]
 
 
 def _settle(future: "asyncio.Future[Result]", result: Result | Exception) -> None:

@@ -48,7 +48,10 @@ class EngineCalls:
     async def submit(
         self, replica: ReplicaId, spec: RequestSpec, hop: int, outputs: tuple[int, ...], model: str | None
     ) -> str:
-        """See `Hosts.submit`. Submissions that come while one is under way travel together, without media."""
+        """See `Hosts.submit`. Submissions that come while one is under way travel together, without media.
+
+        The replica answers a submission with an adapter once the adapter is loaded, so only others with it wait behind.
+        """
 
         async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
             return await self._call(replica, lambda engine: engine.submit(requests))
@@ -60,7 +63,7 @@ class EngineCalls:
         if len(spec.body) > 1:  # A message has a largest size and a time limit.
             return await Coalescer(submit)(submission)
         if replica not in self._submissions:
-            self._submissions[replica] = Coalescer(submit)
+            self._submissions[replica] = Coalescer(submit, lambda each: each.spec.adapter_id)
         return await self._submissions[replica](submission)
 
     async def tasks(self, replica: ReplicaId) -> tuple[str, ...]:

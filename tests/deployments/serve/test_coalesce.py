@@ -94,3 +94,29 @@ async def test_a_cancelled_caller_disturbs_no_other() -> None:
     doubling.gate.set()
     assert await stays == 4
     assert await double(3) == 6
+
+
+async def test_items_of_one_lane_wait_for_no_call_of_another() -> None:
+    doubling = Doubling()
+    doubling.gate.clear()
+    double: Coalescer[int, int] = Coalescer(doubling, lambda item: item % 2)
+    odd = [asyncio.create_task(double(item)) for item in (1, 3, 5)]
+    await asyncio.sleep(0.01)
+    even = asyncio.create_task(double(2))
+    await asyncio.sleep(0.01)
+    doubling.gate.set()
+    assert await asyncio.gather(even, *odd) == [4, 2, 6, 10]
+    assert doubling.calls == [(1,), (2,), (3, 5)]
+
+
+async def test_a_call_without_all_results_fails_its_items_and_no_later_ones() -> None:
+    results = iter([[1], [], [3]])
+
+    async def call(items: tuple[int, ...]) -> Sequence[int | Exception]:
+        await asyncio.sleep(0.01)
+        return next(results)
+
+    short: Coalescer[int, int] = Coalescer(call)
+    first, second = await asyncio.gather(short(1), short(2), return_exceptions=True)
+    assert first == 1 and isinstance(second, RuntimeError)
+    assert await short(3) == 3
