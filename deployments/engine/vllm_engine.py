@@ -459,7 +459,7 @@ class VllmEngine:
         """The connector's reply to an order about blocks, their number. Raises TransferFailed."""
         try:
             return Blocks((await self._command(transfer))["mell_blocks"])
-        except RequestFailed as error:
+        except (RequestFailed, EngineDead) as error:
             raise TransferFailed(str(error)) from error
 
     async def _command(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -351,9 +351,7 @@ class EngineReplica:
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""
-        if (failure := await self._utilities.reset_prefix_cache()) is None:
-            self._pool.forget_pins()
-        return failure
+        return await self._pool.reset(self._utilities.reset_prefix_cache)
 
     async def start_profile(self, session: ProfileSession) -> str | None:
         """See `UtilityApi.start_profile`."""

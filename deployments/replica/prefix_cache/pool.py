@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from deployments.engine.port import Engine
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Pin:
-    """The names of pinned blocks, and the end of their pin."""
+    """The names of pinned blocks, and the end of their pin, which a renewal replaces."""
 
     names: tuple[int, ...]
     expiry: asyncio.TimerHandle
@@ -35,7 +35,8 @@ class _Pin:
 class ReplicaPool:
     """Implements `MemPool`. Allocated memory is under leases of `lease_s` seconds.
 
-    Pins hold at most the share `pin_share` of the tier of host memory.
+    Pins hold at most the share `pin_share` of the tier of host memory. What changes them happens one after another: the
+    engine answers later, and what is decided meanwhile must count it.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class ReplicaPool:
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._pin_budget = Blocks(int(engine.host_blocks * pin_share))
         self._pins: dict[str, _Pin] = {}
-        self._expiring: set[asyncio.Task[Blocks]] = set()
+        self._pinning = asyncio.Lock()
+        self._expiring: set[asyncio.Task[None]] = set()
 
     def alloc_mem(self, name: str, tokens: Tokens) -> None:
         """See `MemPool.alloc_mem`."""
@@ -91,9 +93,11 @@ class ReplicaPool:
 
     async def delete(self, names: Collection[int] | None) -> Blocks:
         """See `MemPool.delete`. Pins of deleted blocks end."""
-        for name in [name for name, pin in self._pins.items() if names is None or not set(names).isdisjoint(pin.names)]:
-            await self._unpin(name)
-        return await self._engine.delete(names)
+        async with self._pinning:
+            deleted = None if names is None else set(names)
+            for name in [name for name, pin in self._pins.items() if deleted is None or deleted & set(pin.names)]:
+                await self._unpin(name)
+            return await self._engine.delete(names)
 
     async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> None:
         """See `MemPool.swap_in`: a load that brings no blocks."""
@@ -107,34 +111,47 @@ class ReplicaPool:
 
     async def pin(self, names: Sequence[int], ttl_s: float) -> PinAnswer:
         """See `MemPool.pin`."""
-        engine = self._engine
-        if not engine.host_blocks:
+        if not self._engine.host_blocks:
             return PinAnswer(refusal=PinRefusal.NO_TIER, why="there is no tier of host memory: set cache.dram_gib")
-        prefix = tuple(names[: engine.mirror.held_by_host(names)])
-        if not prefix:
-            return PinAnswer(refusal=PinRefusal.UNKNOWN, why="the host's memory has no block of the prompt")
-        name = f"pin-{prefix[-1]:x}"
-        if not ttl_s:
+        async with self._pinning:
+            prefix = tuple(names[: self._engine.mirror.held_by_host(names)])
+            if not prefix:
+                return PinAnswer(refusal=PinRefusal.UNKNOWN, why="the host's memory has no block of the prompt")
+            name = f"pin-{prefix[-1]:x}"
+            if ttl_s:
+                return await self._pin(name, prefix, ttl_s)
             if name not in self._pins:
                 why = "the prompt is not pinned, or its pin has expired"
                 return PinAnswer(refusal=PinRefusal.UNKNOWN, why=why)
             return PinAnswer(await self._unpin(name))
+
+    async def _pin(self, name: str, prefix: tuple[int, ...], ttl_s: float) -> PinAnswer:
         pinned = {block for other, pin in self._pins.items() if other != name for block in pin.names}
         if (wanted := len(pinned.union(prefix))) > self._pin_budget:
             why = f"{wanted} blocks would be pinned, and {self._pin_budget} can be (cache.pin_share)"
             return PinAnswer(refusal=PinRefusal.BUDGET, why=why)
-        count = await engine.pin(name, prefix)
-        expiry = asyncio.get_running_loop().call_later(ttl_s, self._expire, name)
         if (earlier := self._pins.get(name)) is not None:
             earlier.expiry.cancel()
+        expiry = asyncio.get_running_loop().call_later(ttl_s, self._expire, name)
+        # Before the call: the engine may carry it out although it fails here.
         self._pins[name] = _Pin(prefix, expiry)
+        try:
+            count = await self._engine.pin(name, prefix)
+        except BaseException:
+            expiry.cancel()
+            self._expire(name)
+            raise
+        self._pins[name] = _Pin(prefix[:count], expiry)
         return PinAnswer(count)
 
-    def forget_pins(self) -> None:
-        """The engine's memory was reset: it has no pins any more."""
-        for pin in self._pins.values():
-            pin.expiry.cancel()
-        self._pins.clear()
+    async def reset(self, reset: Callable[[], Awaitable[str | None]]) -> str | None:
+        """Have the engine's memory reset; the reason why it is not. The engine has no pins then."""
+        async with self._pinning:
+            if (failure := await reset()) is None:
+                for pin in self._pins.values():
+                    pin.expiry.cancel()
+                self._pins.clear()
+            return failure
 
     @property
     def pinned(self) -> Blocks:
@@ -142,9 +159,15 @@ class ReplicaPool:
         return Blocks(len({block for pin in self._pins.values() for block in pin.names}))
 
     def _expire(self, name: str) -> None:
-        task = asyncio.ensure_future(self._unpin(name))
+        task = asyncio.ensure_future(self._end(name, self._pins[name].expiry))
         self._expiring.add(task)
         task.add_done_callback(self._expiring.discard)
+
+    async def _end(self, name: str, expiry: asyncio.TimerHandle) -> None:
+        """End a pin, unless it is renewed or ended before its turn comes."""
+        async with self._pinning:
+            if (pin := self._pins.get(name)) is not None and pin.expiry is expiry:
+                await self._unpin(name)
 
     async def _unpin(self, name: str) -> Blocks:
         """End a pin. A failure costs nothing: the engine that failed has no pins."""

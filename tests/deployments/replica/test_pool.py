@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -148,10 +148,105 @@ async def test_nothing_is_pinned_without_a_tier_a_known_block_or_a_budget(pair: 
 async def test_pins_are_forgotten_with_a_reset(pair: Pair) -> None:
     pool = with_host(pair, [1, 2])
     await pool.pin([1, 2], 1.0)
-    pool.forget_pins()
-    assert pool.pinned == 0
+
+    async def reset() -> str | None:
+        pair.a.engine.pins.clear()
+        return None
+
+    async def refuse() -> str | None:
+        return "a request holds blocks"
+
+    assert await pool.reset(refuse) == "a request holds blocks" and pool.pinned == 2
+    assert await pool.reset(reset) is None and pool.pinned == 0
+    await pool.pin([1], 5.0)
     await asyncio.sleep(2.0)
-    assert pair.a.engine.pins.keys() == {"pin-2"}, "nothing expires that the engine does not have"
+    assert pair.a.engine.pins.keys() == {"pin-1"} and pool.pinned == 1
+
+
+class SlowPins:
+    """An engine that carries out orders about pins, and answers a while later; `broken`: with an error."""
+
+    def __init__(self, pins: dict[str, Sequence[int]], broken: bool = False) -> None:
+        self._pins = pins
+        self._broken = broken
+
+    async def pin(self, pin: str, names: Sequence[int]) -> Blocks:
+        self._pins[pin] = names
+        await asyncio.sleep(0.02)
+        if self._broken:
+            raise TransferFailed("the engine does not answer")
+        return Blocks(len(names))
+
+    async def unpin(self, pin: str) -> Blocks:
+        names = self._pins.pop(pin, ())
+        await asyncio.sleep(0.03)
+        return Blocks(len(names))
+
+
+def answering_late(pair: Pair, monkeypatch: pytest.MonkeyPatch, broken: bool = False) -> dict[str, Sequence[int]]:
+    """Have the engine answer orders about pins late. Returns the pins that it has."""
+    engine = pair.a.engine
+    slow = SlowPins(engine.pins, broken)
+    monkeypatch.setattr(engine, "pin", slow.pin)
+    monkeypatch.setattr(engine, "unpin", slow.unpin)
+    return engine.pins
+
+
+async def test_pins_at_once_keep_to_the_budget_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, pins = with_host(pair, list(range(1, 31))), answering_late(pair, monkeypatch)
+    answers = await asyncio.gather(*(pool.pin(list(range(at, at + 8)), 9.0) for at in (1, 11, 21)))
+    assert [each.refusal for each in answers] == [None, PinRefusal.BUDGET, PinRefusal.BUDGET]
+    assert pool.pinned == 8 and sum(map(len, pins.values())) == 8
+
+
+@pytest.mark.parametrize("after_s", [0.97, 0.99, 1.0, 1.01, 1.02, 1.03])
+async def test_a_renewal_that_meets_the_expiry_is_a_pin(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    pool, pins = with_host(pair, [1, 2, 3]), answering_late(pair, monkeypatch)
+    began = asyncio.get_running_loop().time()
+    await pool.pin([1, 2, 3], 1.0)
+    await asyncio.sleep(began + after_s - asyncio.get_running_loop().time())
+    assert await pool.pin([1, 2, 3], 5.0) == PinAnswer(Blocks(3))
+    await asyncio.sleep(1.0)
+    assert pool.pinned == 3 and list(pins.values()) == [(1, 2, 3)]
+    await asyncio.sleep(5.0)
+    assert pool.pinned == 0 and pins == {}
+
+
+@pytest.mark.parametrize("ttl_s", [0.001, 0.02, 0.03])
+async def test_a_pin_that_expires_before_it_is_answered_ends(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, ttl_s: float
+) -> None:
+    pool, pins = with_host(pair, [1]), answering_late(pair, monkeypatch)
+    await pool.pin([1], ttl_s)
+    await asyncio.sleep(1.0)
+    assert pool.pinned == 0 and pins == {}
+
+
+async def test_a_deletion_while_pins_end_is_no_error(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, pins = with_host(pair, [1, 2, 3]), answering_late(pair, monkeypatch)
+    await pool.pin([1], 60.0)
+    await pool.pin([2], 0.05)
+    await asyncio.sleep(0.02)
+    ended, deleted, again = await asyncio.gather(pool.pin([1], 0.0), pool.delete(None), pool.delete([1, 2]))
+    assert ended == PinAnswer(Blocks(1)) and (deleted, again) == (0, 0)
+    await asyncio.sleep(1.0)
+    assert pool.pinned == 0 and pins == {}
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_pin_whose_answer_is_lost_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch, cancelled: bool) -> None:
+    pool, pins = with_host(pair, [1]), answering_late(pair, monkeypatch, broken=not cancelled)
+    pinning = asyncio.create_task(pool.pin([1], 60.0))
+    await asyncio.sleep(0.01)
+    assert len(pins) == 1
+    if cancelled:
+        pinning.cancel()
+    with pytest.raises(asyncio.CancelledError if cancelled else TransferFailed):
+        await pinning
+    await asyncio.sleep(1.0)
+    assert pool.pinned == 0 and pins == {}
 
 
 async def test_pins_of_deleted_blocks_end(pair: Pair) -> None:
