@@ -1,10 +1,16 @@
-"""Structured concurrency: nothing is left running."""
+"""Structured concurrency: nothing is left running, and what shall run for ever does."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+
+log = logging.getLogger("ray.serve")
+
+PAUSE_S = 1.0
+"""The least time between a failure of periodic work and its next turn, in seconds."""
 
 
 async def gather(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
@@ -32,3 +38,22 @@ async def _end(tasks: Sequence["asyncio.Future[Any]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def repeat(work: Callable[[], Awaitable[object]], period_s: float) -> None:
+    """Do `work` for ever, `period_s` seconds after its last end.
+
+    A failure ends one turn only. It is logged with its traceback, if the turn before did not fail: failures in a row
+    are mostly one.
+    """
+    pause_s, failed = period_s, False
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            await work()
+        except Exception as error:
+            name = getattr(work, "__qualname__", repr(work))
+            log.error("%s failed, and is tried again: %r", name, error, exc_info=not failed)
+            pause_s, failed = max(period_s, PAUSE_S), True
+        else:
+            pause_s, failed = period_s, False

@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from deployments.cache.mirror import Mirror, Resync
+from migration.concurrency import repeat
 from migration.kv.cache_events import decode_batch
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,10 @@ class CacheFeed:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect(folder.endpoint)
-        self._tasks = [asyncio.create_task(self._catch_up_always()), asyncio.create_task(self._keep())]
+        self._tasks = [
+            asyncio.create_task(repeat(self._catch_up_late, CATCH_UP_S)),
+            asyncio.create_task(repeat(self._keep, 0.0)),
+        ]
         self.resync()
 
     def resync(self) -> None:
@@ -106,22 +110,26 @@ class CacheFeed:
                 _, number, payload = self._socket.recv_multipart(zmq.NOBLOCK)
                 yield int.from_bytes(number, "big"), payload
 
-    async def _catch_up_always(self) -> None:
-        while self._mirror.off is None:
-            self.catch_up()
-            await asyncio.sleep(CATCH_UP_S)
+    async def _catch_up_late(self) -> None:
+        """Apply the events that nothing has looked for."""
+        self.catch_up()
 
     async def _keep(self) -> None:
-        """Have the pool's contents published after a loss, and at least every `audit_s` seconds."""
-        while self._mirror.off is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._audit_s):
-                    await self._wanted.wait()
-            self._wanted.clear()
-            if await self._check():
-                self._folder.remove()
-            else:
+        """Have the pool's contents published once: after a loss, or in `audit_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._audit_s):
+                await self._wanted.wait()
+        self._wanted.clear()
+        if self._mirror.off is not None:
+            return
+        arrived = False
+        try:
+            arrived = await self._check()
+        finally:
+            if not arrived:
                 self._wanted.set()
+        if arrived:
+            self._folder.remove()
 
     async def _check(self) -> bool:
         """Have the pool's contents published, and wait for them. False if they do not arrive."""

@@ -13,7 +13,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 
-from deployments.channels.wire import Batch, CallAnswer, ChannelOffer, FrameDecoder, Methods, encode_call, tls_context
+from deployments.channels.wire import (
+    ACKNOWLEDGE_S,
+    ACKNOWLEDGED,
+    Batch,
+    CallAnswer,
+    ChannelOffer,
+    FrameDecoder,
+    Methods,
+    encode_call,
+    tls_context,
+)
 from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
 
@@ -142,10 +152,14 @@ class CallerEnd(asyncio.Protocol):
                 self.close()
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """The batches up to the end of the events. Raises PeerLost."""
+        """The batches up to the end of the events, acknowledged as they are asked for. Raises PeerLost."""
+        acknowledged_at = float("-inf")
         while True:
             while self._batches:
                 yield self._batches.popleft()
+                if (now := self._loop.time()) >= acknowledged_at + ACKNOWLEDGE_S and not self.lost:
+                    acknowledged_at = now
+                    self._transport.write(ACKNOWLEDGED)
             if self._decoder.ended:
                 return
             if self._loss is not None:

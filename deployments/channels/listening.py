@@ -109,7 +109,11 @@ async def _answer_all(
 
 
 async def answer_calls(
-    target: object, methods: Methods, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    target: object,
+    methods: Methods,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    acknowledged: Callable[[], None] = lambda: None,
 ) -> set[asyncio.Task[None]]:
     """Execute calls by the methods of `target` to the end of the connection. They begin in their order.
 
@@ -119,7 +123,7 @@ async def answer_calls(
     try:
         with contextlib.suppress(ConnectionError, EOFError):
             while True:
-                number, name, arguments = await read_call(reader, methods)
+                number, name, arguments = await read_call(reader, methods, acknowledged)
                 task = asyncio.create_task(_answer(number, getattr(target, name)(*arguments), writer))
                 calls.add(task)
                 task.add_done_callback(calls.discard)

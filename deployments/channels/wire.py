@@ -8,7 +8,8 @@ step would be items of a stream.
 2. The caller connects, and sends the ticket.
 3. Both send frames: a length, and as many bytes of MessagePack. Those of the caller are calls: a number, the name of a
    method, and its arguments. Those of the listener are answers, and batches of events if the caller is an ingress. The
-   first batch is empty, and so are heartbeats. Length 0 is the end of the events.
+   first batch is empty, and so are heartbeats. Length 0 is the end of the events; from the caller, it is an
+   acknowledgment of all batches so far, at most one in `ACKNOWLEDGE_S`.
 
 If Ray's calls are encrypted (`RAY_USE_TLS`), so is the connection, by the same certificates.
 """
@@ -18,7 +19,7 @@ import inspect
 import os
 import ssl
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, get_type_hints
 
@@ -33,6 +34,10 @@ TICKET_BYTES = 16
 LENGTH_BYTES = 4
 END = bytes(LENGTH_BYTES)
 """The last frame of the events."""
+ACKNOWLEDGED = bytes(LENGTH_BYTES)
+"""The caller's frame that acknowledges events."""
+ACKNOWLEDGE_S = 1.0
+"""The least time between two acknowledgments, in seconds."""
 
 _KINDS: Mapping[str, type[MigrationError]] = {
     kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, MigrationError)
@@ -152,12 +157,15 @@ def encode_answer(number: int, result: object) -> bytes:
     return _framed((CallAnswer(number, msgspec.Raw(_encoder.encode(result))),))
 
 
-async def read_call(reader: asyncio.StreamReader, methods: Methods) -> tuple[int, str, tuple[Any, ...]]:
-    """The next call: its number, method and arguments.
+async def read_call(
+    reader: asyncio.StreamReader, methods: Methods, acknowledged: Callable[[], None]
+) -> tuple[int, str, tuple[Any, ...]]:
+    """The next call: its number, method and arguments. `acknowledged` is called for acknowledgments before it.
 
     Raises EOFError at the end, and msgspec.DecodeError for anything but a call of one of the methods.
     """
-    size = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
+    while not (size := int.from_bytes(await reader.readexactly(LENGTH_BYTES))):
+        acknowledged()
     number, name, arguments = _calls.decode(await reader.readexactly(size))
     if name not in methods:
         raise msgspec.DecodeError(f"there is no method {name!r}")

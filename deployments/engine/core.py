@@ -246,7 +246,8 @@ class CoreRuns:
                 self._pass_on(run, output, now)
             except Exception as error:
                 log.exception("the output of request %s could not be taken", run.key)
-                self._fail(run.name, RequestFailed(repr(error)))
+                self._forget(run.name)
+                self._report(run, RequestFailed(repr(error)))
 
     def _pass_on(self, run: CoreRun, output: EngineCoreOutput, now: float) -> None:
         tokens, halted = tuple(output.new_token_ids), run.name in self._left and self._halted(run.name, output)
@@ -278,7 +279,14 @@ class CoreRuns:
 
     def _fail(self, name: str, error: Exception) -> None:
         if run := self._forget(name):
+            self._report(run, error)
+
+    def _report(self, run: CoreRun, error: Exception) -> None:
+        """Tell a run's sink that it has failed. A sink that fails, too, costs no other run its report."""
+        try:
             run.sink.fail(error)
+        except Exception:
+            log.exception("the failure of request %s could not be taken", run.key)
 
     def _forget(self, name: str) -> CoreRun | None:
         run = self._runs.pop(name, None)

@@ -492,8 +492,12 @@ class VllmEngine:
         """See `Engine.stop_profile`."""
         if not self.profiling:
             raise ProfilerUnavailable("no session is under way")
-        await self._core.profile_async(False)
+        # Also if it fails: an engine that hangs would not be noticed during a session.
         self.profiling = False
+        try:
+            await self._core.profile_async(False)
+        except Exception as error:
+            raise ProfilerUnavailable(str(error)) from error
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""

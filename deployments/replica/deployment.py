@@ -47,6 +47,7 @@ from deployments.replica.utilities import EngineUtilities
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
+from migration.concurrency import repeat
 from migration.pool import MemPool, PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
@@ -132,9 +133,11 @@ class EngineReplica:
         self._last_copies = LastCopies(
             self._evacuate, lambda: evacuates and self._has_peers(), topology.grace_s, time.monotonic
         )
-        self._tasks = [asyncio.create_task(self._watch())]
+        self._preemptions = 0
+        checks = (self._watch_preemptions, self._watch_tokens, self._watch_ingresses, self._watch_stop)
+        self._tasks = [asyncio.create_task(repeat(check, _WATCH_PERIOD_S)) for check in checks]
         if engine.recompute_s:
-            self._tasks.append(asyncio.create_task(self._recompute(engine.recompute_s)))
+            self._tasks.append(asyncio.create_task(repeat(self._recompute, engine.recompute_s)))
         if engine.standby:
             self._tasks.append(asyncio.create_task(keep_standby()))
         freeze_heap()
@@ -411,35 +414,41 @@ class EngineReplica:
             raise Refused(f"a newer scheduler is at work (fence {self._fence}, yours {fence})", Cause.SUPERSEDED)
         self._fence = fence
 
-    async def _recompute(self, period_s: float) -> None:
-        """Recompute a cached context every `period_s` seconds, unless a request is here or on its way."""
-        while True:
-            await asyncio.sleep(period_s)
-            if not (any(self._host.loads()) or self._pending or self._host.stopping):
-                await self._recomputation.check()
+    async def _recompute(self) -> None:
+        """Recompute a cached context, unless a request is here or on its way."""
+        if not (any(self._host.loads()) or self._pending or self._host.stopping):
+            await self._recomputation.check()
 
-    async def _watch(self) -> None:
-        """Check the state that no call reports: preemptions, a hung engine, lost ingresses, and a stop by Serve."""
-        preemptions = 0
-        while True:
-            await asyncio.sleep(_WATCH_PERIOD_S)
-            if (now := self._engine.stats().preemptions) != preemptions:
-                preemptions = now
-                self._scheduler.notify(lambda scheduler: scheduler.hurry())
-            if self._host.silent_s() > self._silence_s and not self._engine.profiling:
-                self._hung = True
-                self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
-                # Frees the engine's memory now. Serve stops this replica only after its next health checks.
-                await asyncio.to_thread(self._engine.shutdown)
-            for ingress in self._outboxes.silent(self._ingress_lease_s):
+    async def _watch_preemptions(self) -> None:
+        """Have the scheduler look at once when the engine has preempted a request."""
+        if (now := self._engine.stats().preemptions) != self._preemptions:
+            self._preemptions = now
+            self._scheduler.notify(lambda scheduler: scheduler.hurry())
+
+    async def _watch_tokens(self) -> None:
+        """Give up an engine that hangs."""
+        if self._host.silent_s() > self._silence_s and not self._engine.profiling:
+            self._hung = True
+            self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
+            # Frees the engine's memory now. Serve stops this replica only after its next health checks.
+            await asyncio.to_thread(self._engine.shutdown)
+
+    async def _watch_ingresses(self) -> None:
+        """End the requests of ingresses that do not read them."""
+        for ingress in self._outboxes.silent(self._ingress_lease_s):
+            try:
                 count = self._host.forget_ingress(ingress)
-                self._outboxes.forget(ingress)
                 log.warning("ingress %s is gone; ended %d of its requests", ingress, count)
-            if is_stopping():
-                self._moves.stop()
-                if self._last_copies.over(empty=not any(self._host.loads()) and not self._pending):
-                    # Serve waits for open streams, and the ingresses' streams of events never end by themselves.
-                    self._outboxes.close()
+            finally:
+                self._outboxes.forget(ingress)
+
+    async def _watch_stop(self) -> None:
+        """Follow a stop by Serve: end what comes here, save the cache, and then let Serve go on."""
+        if is_stopping():
+            self._moves.stop()
+            if self._last_copies.over(empty=not any(self._host.loads()) and not self._pending):
+                # Serve waits for open streams, and the ingresses' streams of events never end by themselves.
+                self._outboxes.close()
 
 
 if TYPE_CHECKING:

@@ -46,12 +46,14 @@ class IngressChannel:
             await self.ended.wait()
 
     async def exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send events and take calls until one of both ends."""
+        """Send events and take calls until one of both ends, or the ingress is given up."""
         self.connected.set()
+        given_up = self.outboxes.given_up(self.ingress)
         tasks: list[asyncio.Task[object]] = [
             asyncio.create_task(self._send(writer)),
             asyncio.create_task(self._answer(reader, writer)),
             asyncio.create_task(self.closing.wait()),
+            asyncio.create_task(given_up.wait()),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -59,12 +61,20 @@ class IngressChannel:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            if given_up.is_set():
+                writer.transport.abort()  # A close would wait until the ingress has read what was written.
             self.ended.set()
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("the channel to ingress %s has failed", self.ingress, exc_info=error)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Execute the ingress's calls. Nobody waits for those that it has left behind."""
-        for call in await answer_calls(self.requests, CHANNEL_METHODS, reader, writer):
+        for call in await answer_calls(self.requests, CHANNEL_METHODS, reader, writer, self._acknowledged):
             call.cancel()
+
+    def _acknowledged(self) -> None:
+        self.outboxes.heard(self.ingress)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         """Send the events of the ingress, as fast as it reads them."""

@@ -2,33 +2,54 @@
 
 A step of the engine yields a token for every running request. Sending each by itself would cost a message per token.
 Instead, all events published before the next send travel as one batch.
+
+The kernels of both ends keep megabytes for an ingress that stands still, so a send that is done says nothing of it. The
+ingress says itself that it reads (`heard`). One that does not, or that leaves too much unsent, is given up.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator
 
-from deployments.channels.wire import Batch
+from deployments.channels.wire import ACKNOWLEDGE_S, Batch
 from migration.protocol.ports import Clock
-from migration.protocol.request import IngressId, StreamEvent
+from migration.protocol.request import Delta, IngressId, StreamEvent
 
 HEARTBEAT_S = 1.0
 """The longest time between two items of a living replica, in seconds."""
 
+_LATE_S = HEARTBEAT_S + ACKNOWLEDGE_S
+"""The longest time between two acknowledgments of an ingress that reads everything, in seconds."""
+
+MOST_EVENTS = 100_000
+MOST_BYTES = 1 << 30
+"""The bounds on the events of an ingress that wait to be sent, and on what they hold beside tokens, in bytes."""
+
 
 class Outbox:
-    """Events for one ingress, kept until the ingress reads them."""
+    """Events for one ingress, kept until the ingress reads them, or is given up."""
 
     def __init__(self, now: float) -> None:
         self._events: list[StreamEvent] = []
+        self._extra_bytes = 0
         self._wake = asyncio.Event()
         self._reader = 0
         self._closed = False
-        self.silent_since: float | None = now
-        """The time since which the outbox has no reader (clock seconds); None while it has one."""
+        self._heard_s = now
+        """The newest sign of a reader (clock seconds)."""
+        self._read = False
+        """True while it has a reader."""
+        self.given_up = asyncio.Event()
+        """Set once nothing more is sent."""
 
     def put(self, event: StreamEvent) -> None:
         """Publish an event."""
+        if self.given_up.is_set():
+            return
         self._events.append(event)
+        if isinstance(event, Delta) and event.extras:
+            self._extra_bytes += sum(len(rest) for _, rest in event.extras)
+        if len(self._events) > MOST_EVENTS or self._extra_bytes > MOST_BYTES:
+            self.give_up()
         self._wake.set()
 
     def close(self) -> None:
@@ -36,19 +57,35 @@ class Outbox:
         self._closed = True
         self._wake.set()
 
+    def give_up(self) -> None:
+        """End the stream now, and drop the events."""
+        self._events.clear()
+        self.given_up.set()
+        self.close()
+
+    def hear(self, now: float) -> None:
+        """The ingress has read what was sent, or wants to."""
+        self._heard_s = now
+
+    def is_silent(self, limit: float) -> bool:
+        """True if its ingress is given up, or has not read since the time `limit`."""
+        return self.given_up.is_set() or self._heard_s + (_LATE_S if self._read else 0.0) < limit
+
     async def read(self, clock: Clock) -> AsyncGenerator[Batch]:
         """All events so far, then those that follow, batch by batch. A new reader ends the previous one's stream.
 
         An empty first batch means that the reader is connected; a later empty batch is a heartbeat.
         """
         self._reader += 1
-        reader, self.silent_since = self._reader, None
+        reader, self._read = self._reader, True
+        self.hear(clock())
         self._wake.set()
         try:
             yield ()
             while reader == self._reader:
                 if self._events:
                     batch, self._events = tuple(self._events), []
+                    self._extra_bytes = 0
                     yield batch
                 elif self._closed:
                     return
@@ -58,7 +95,8 @@ class Outbox:
                         yield ()
         finally:
             if reader == self._reader:
-                self.silent_since = clock()
+                self._read = False
+                self.hear(clock())
 
     async def _woken(self) -> None:
         """Wait for an event, another reader or the end, for `HEARTBEAT_S` at most."""
@@ -86,17 +124,23 @@ class Outboxes:
         """See `Outbox.read`."""
         return self._box(ingress).read(self._clock)
 
+    def heard(self, ingress: IngressId) -> None:
+        """An ingress has read what was sent."""
+        self._box(ingress).hear(self._clock())
+
+    def given_up(self, ingress: IngressId) -> asyncio.Event:
+        """Set once nothing more is sent to an ingress."""
+        return self._box(ingress).given_up
+
     def silent(self, longer_than_s: float) -> tuple[IngressId, ...]:
-        """The ingresses that have not read for more than `longer_than_s` seconds."""
+        """The ingresses that have not read for more than `longer_than_s` seconds, or have left too much unsent."""
         limit = self._clock() - longer_than_s
-        return tuple(
-            name for name, box in self._boxes.items() if box.silent_since is not None and box.silent_since < limit
-        )
+        return tuple(name for name, box in self._boxes.items() if box.is_silent(limit))
 
     def forget(self, ingress: IngressId) -> None:
         """Drop an ingress and its unread events."""
         if box := self._boxes.pop(ingress, None):
-            box.close()
+            box.give_up()
 
     def close(self) -> None:
         """End all streams after their events so far."""

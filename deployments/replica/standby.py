@@ -22,6 +22,7 @@ import ray
 from deployments.processes.guard import start_guard
 from deployments.replica.imports import import_vllm
 from deployments.serve.prestart import prestart_worker
+from migration.concurrency import repeat
 
 log = logging.getLogger("ray.serve")
 
@@ -62,12 +63,15 @@ def take() -> bool:
 async def keep_standby() -> None:
     """Keep a standby on this node, as long as this replica runs. It starts once this replica does."""
     address, patience_s = _address(), 0.0
-    while True:
-        await asyncio.sleep(LOOK_S)
+
+    async def look() -> None:
+        nonlocal patience_s
         patience_s -= LOOK_S
         if not _listens(address) and patience_s <= 0:
             patience_s = STARTING_S
             await prestart_worker()
+
+    await repeat(look, LOOK_S)
 
 
 class Standby:

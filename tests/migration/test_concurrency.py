@@ -1,10 +1,11 @@
-"""Gathering: the order of results, and the first failure."""
+"""Gathering: the order of results, and the first failure. Repetition: no failure ends it."""
 
 import asyncio
 
 import pytest
 
-from migration.concurrency import gather, settle
+from migration.concurrency import PAUSE_S, gather, repeat, settle
+from tests.virtual_time import now
 
 
 async def test_results_are_in_order() -> None:
@@ -49,3 +50,25 @@ async def test_settle_waits_for_all_and_has_their_results_and_exceptions() -> No
 
     first, second, third = await settle([work("bad"), work("slow"), work("good")], 0.05)
     assert isinstance(first, ValueError) and isinstance(second, TimeoutError) and third == "good"
+
+
+@pytest.mark.virtual_time
+async def test_periodic_work_goes_on_after_failures_which_are_logged_once_in_a_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    began, times = now(), []
+
+    async def work() -> None:
+        times.append(round(now() - began, 3))
+        if len(times) in (2, 3, 5):
+            raise ValueError(f"turn {len(times)}")
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(repeat(work, 0.2), 3.5)
+    at = [0.2, 0.4, 0.4 + PAUSE_S, 0.4 + 2 * PAUSE_S, 0.6 + 2 * PAUSE_S]
+    assert times == pytest.approx(at)
+    assert [(each.args[1].args, bool(each.exc_info)) for each in caplog.records if each.args] == [
+        (("turn 2",), True),
+        (("turn 3",), False),
+        (("turn 5",), True),
+    ]

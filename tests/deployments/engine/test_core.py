@@ -29,7 +29,10 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 from app.tinymodel import ensure_tiny_model
 from deployments.engine import core
 from deployments.engine.arguments import USAGE, engine_args
-from deployments.engine.core import CoreClient, EngineMetrics
+from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics, Take
+from deployments.engine.port import EngineDead, RequestFailed
+from migration.protocol.core_messages import Frames
+from migration.protocol.ports import Generated
 
 
 def step(*tokens: int) -> EngineCoreOutputs:
@@ -247,3 +250,46 @@ def test_steps_of_decoding_are_in_the_metrics_soon() -> None:
         metrics.record(message)
         assert 0 <= at + 1 - tokens.get() <= 26
     assert metrics.scheduler is message.scheduler_stats
+
+
+class Sink:
+    """Takes what a run makes; broken ones raise."""
+
+    def __init__(self, breaks_at: str = "") -> None:
+        self._breaks_at = breaks_at
+        self.errors: list[Exception] = []
+
+    def take(self, step: Generated) -> None:
+        if self._breaks_at == "take":
+            raise ZeroDivisionError
+
+    def fail(self, error: Exception) -> None:
+        self.errors.append(error)
+        if self._breaks_at == "fail":
+            raise ZeroDivisionError
+
+
+class SteppingCore:
+    """Makes the given step, and dies."""
+
+    def __init__(self, outputs: EngineCoreOutputs) -> None:
+        self._outputs = outputs
+
+    def send_request(self, frames: Frames) -> None: ...
+
+    def send_abort(self, request_id: str) -> None: ...
+
+    async def deliver(self, take: Take) -> None:
+        take(self._outputs)
+        raise EngineDeadError
+
+
+async def test_a_sink_that_raises_costs_no_other_run_its_end() -> None:
+    ended = EngineCoreOutput("takes", [5], finish_reason=FinishReason.LENGTH)
+    runs = CoreRuns(SteppingCore(EngineCoreOutputs(outputs=[ended])), lambda outputs: None)
+    sinks = {"takes": Sink("take"), "fails": Sink("fail"), "other": Sink()}
+    for name, sink in sinks.items():
+        runs.start(CoreRun(name, name, sink), ())
+    await runs.read()
+    found = {name: [type(error) for error in sink.errors] for name, sink in sinks.items()}
+    assert found == {"takes": [RequestFailed], "fails": [EngineDead], "other": [EngineDead]}

@@ -859,3 +859,16 @@ async def test_blocks_that_are_not_full_are_counted() -> None:
     desk.host.mute(R, 0)
     desk.host.halt(R, 0)
     assert desk.host.partial_blocks(4) == 0
+
+
+async def test_a_fetching_request_that_the_engine_does_not_take_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = make_desk()
+    desk.host.submit(spec(), 0, (), fetching=True)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("no such parameter")
+
+    monkeypatch.setattr(desk.engine, "add", refuse)
+    desk.host.begin(R, 0)
+    assert desk.published() == [Lost(R, 0, "the engine failed: no such parameter")]
+    assert not list(desk.host.loads()) and desk.ended == [(R, False)]

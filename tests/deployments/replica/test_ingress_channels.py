@@ -416,6 +416,43 @@ async def test_heartbeats_are_no_silence(ends: Ends, monkeypatch: pytest.MonkeyP
     await batches.aclose()
 
 
+async def test_an_ingress_that_reads_says_so(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.replica.outbox.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("deployments.channels.calling.ACKNOWLEDGE_S", 0.05)
+    heard: list[IngressId] = []
+    monkeypatch.setattr(ends.outboxes, "heard", heard.append)
+    batches = await ends.connected()
+    await eventually(lambda: not heard)
+    for _ in range(10):
+        await anext(batches)
+    await eventually(lambda: bool(heard))
+    assert 1 <= len(heard) <= 10 and set(heard) == {HERE}
+    assert await ends.submit(submission("a")) == ("model of a.0 after ()",), "calls come between acknowledgments"
+    await batches.aclose()
+
+
+async def test_a_connected_ingress_that_is_given_up_loses_its_connection(ends: Ends) -> None:
+    offers = ends.calls()
+    offer = await anext(offers)
+    reader, writer = await asyncio.open_connection(offer.host, offer.port)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]  # as in a process that stands still
+    writer.write(offer.ticket)
+    await eventually(lambda: ends.under_way == 1 and not ends.outboxes.silent(5.0))
+    for index in range(50):
+        ends.outboxes.put(HERE, Delta(R, 0, index, (index,), None, ((index, bytes(1_000_000)),)))
+    await asyncio.sleep(0.1)
+    ends.outboxes.forget(HERE)
+    await eventually(lambda: not ends.under_way)
+    reader._transport.resume_reading()  # type: ignore[attr-defined]
+    received = 0
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(1 << 20):
+            received += len(part)
+    assert received < 40_000_000, "the rest of what was written is dropped"
+    writer.close()
+    await offers.aclose()
+
+
 async def test_a_replica_that_does_not_offer_a_channel_is_silent() -> None:
     async def none() -> AsyncGenerator[ChannelOffer]:
         await asyncio.Event().wait()

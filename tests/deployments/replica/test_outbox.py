@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.channels.wire import Batch
-from deployments.replica.outbox import Outboxes
+from deployments.channels.wire import ACKNOWLEDGE_S, Batch
+from deployments.replica.outbox import HEARTBEAT_S, MOST_EVENTS, Outboxes
 from migration.protocol.request import Delta, IngressId
 from policies.model import RequestId
 
@@ -141,13 +141,55 @@ async def test_ingress_that_never_came_is_silent_since_its_first_event(
     assert boxes.silent(5.0) == silent
 
 
-async def test_ingress_that_reads_is_never_silent() -> None:
+async def test_ingress_that_acknowledges_is_never_silent() -> None:
     clock = Clock()
     boxes = Outboxes(clock)
     stream = await connect(boxes)
-    clock.now += 1_000
-    assert boxes.silent(5.0) == ()
+    for _ in range(100):
+        clock.now += ACKNOWLEDGE_S + HEARTBEAT_S
+        assert boxes.silent(0.1) == ()
+        boxes.heard(HERE)
     assert stream is not None
+
+
+async def test_ingress_that_is_connected_and_does_not_read_is_silent() -> None:
+    clock = Clock()
+    boxes = Outboxes(clock)
+    stream = await connect(boxes)
+    boxes.put(HERE, event(0))
+    assert await anext(stream) == (event(0),), "the kernel takes events for a process that stands still"
+    clock.now += 5 + ACKNOWLEDGE_S + HEARTBEAT_S
+    assert boxes.silent(5.0) == ()
+    clock.now += 0.1
+    assert boxes.silent(5.0) == (HERE,)
+
+
+async def test_events_wait_up_to_a_bound_and_then_the_ingress_is_given_up() -> None:
+    boxes = Outboxes(Clock())
+    stream = await connect(boxes)
+    for index in range(MOST_EVENTS):
+        boxes.put(HERE, event(index))
+    assert boxes.silent(5.0) == () and not boxes.given_up(HERE).is_set()
+    boxes.put(HERE, event(MOST_EVENTS))
+    assert boxes.silent(5.0) == (HERE,) and boxes.given_up(HERE).is_set()
+    boxes.put(HERE, event(MOST_EVENTS + 1))
+    assert await rest(stream) == [], "nothing is sent behind a gap"
+    boxes.forget(HERE)
+    boxes.put(HERE, event(0))
+    assert boxes.silent(5.0) == () and await anext(await connect(boxes)) == (event(0),)
+
+
+async def test_large_events_wait_up_to_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.replica.outbox.MOST_BYTES", 100)
+    boxes = Outboxes(Clock())
+    stream = await connect(boxes)
+    for _ in range(3):
+        for index in range(2):
+            boxes.put(HERE, Delta(RequestId("r"), 0, index, (index,), None, ((index, bytes(50)),)))
+        assert len(await anext(stream)) == 2, "only what waits counts"
+    for index in range(3):
+        boxes.put(HERE, Delta(RequestId("r"), 0, index, (index,), None, ((index, bytes(50)),)))
+    assert boxes.given_up(HERE).is_set()
 
 
 async def test_ingress_is_silent_from_the_end_of_its_stream_on() -> None:
@@ -170,6 +212,6 @@ async def test_end_of_a_replaced_reader_is_not_silence() -> None:
     await asyncio.sleep(0)
     second = await connect(boxes)
     await waiting
-    clock.now += 1_000
+    clock.now += 5
     assert boxes.silent(5.0) == ()
     assert second is not None
