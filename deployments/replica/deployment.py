@@ -51,6 +51,7 @@ from migration.concurrency import repeat
 from migration.pool import MemPool, PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
+from migration.protocol.ports import PeerGroups
 from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.donor import CopyOrder
@@ -82,6 +83,7 @@ class EngineReplica:
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = 0
         self._silence_s = topology.engine_silence_s
+        self._grace_s = topology.grace_s
         self._hung = False
         if not take():
             start_guard()
@@ -174,6 +176,18 @@ class EngineReplica:
         return ChannelPeer(self._links, replica)
 
     def _forget(self, replica: ReplicaId) -> None:
+        """A replica is listed no more. It goes on with what it does until its grace period ends."""
+        self._disconnect(replica)
+        asyncio.get_running_loop().call_later(self._grace_s, self._leave, replica)
+
+    def _leave(self, replica: ReplicaId) -> None:
+        """Give up all that is kept for a replica that has ended: its moves to here may have connected again."""
+        if replica not in self._membership.running:
+            self._disconnect(replica)
+            if isinstance(self._transport, PeerGroups):
+                self._transport.leave(replica)
+
+    def _disconnect(self, replica: ReplicaId) -> None:
         self._links.forget(replica)
         self._replicas.forget(replica)
 

@@ -12,7 +12,7 @@ an event of its own.
 
 import array
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -109,7 +109,7 @@ def pool_contents(pool: Any, host: Iterable[bytes] = ()) -> PoolContents:
     return PoolContents(b"".join([key_name(key) for key in keys if key is not None]), b"".join(host))
 
 
-def swap_out(pool: Any, host: Collection[bytes], count: int) -> int:
+def swap_out(pool: Any, host: Container[bytes], count: int) -> int:
     """Remove up to `count` free blocks that are among those of the host from vLLM's cache, the oldest first.
 
     Returns their number.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -391,6 +391,15 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close all connections."""
+        ...
+
+
+@runtime_checkable
+class PeerGroups(Protocol):
+    """A `Transport` that keeps something for each peer beside its channels under way: connections, or threads."""
+
+    def leave(self, replica: ReplicaId) -> None:
+        """Give up what is kept for a peer that has ended."""
         ...
 
 

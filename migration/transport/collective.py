@@ -1,10 +1,11 @@
 """Slot transfers through Ray collective groups: one per direction of a pair of workers, replaced after a failure."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -102,6 +103,7 @@ class CollectiveGroups:
     the number of one transfer through it ("a>b/0#1:17"). Both ends make transfers in this order, so the receive of a
     chunk may start while the chunk before it is still in transfer.
     Each transfer blocks a thread of the transport's own pool, so that a silent peer stalls nothing else.
+    Groups with a replica that has ended are left (`leave`): each has threads and sockets, or a communicator and a stream.
     """
 
     direct = shares_slots = False
@@ -143,11 +145,16 @@ class CollectiveGroups:
         self._memory.arrived(slot, staged)
         return SlotRef(slot.segment, slot.offset, staged.ticket)
 
+    def leave(self, replica: ReplicaId) -> None:
+        """See `PeerGroups.leave`."""
+        self._leave_all([group for group in {*self._turns, *self._groups.values()} if replica in _ends(group)])
+
     def close(self) -> None:
         """See `Transport.close`."""
-        for group in tuple(self._turns):
-            self._leave(group)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        try:
+            self._leave_all(list(self._turns))
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def drop(self, channel: str) -> None:
         """See `Transport.drop`."""
@@ -181,6 +188,12 @@ class CollectiveGroups:
             self._turns[group] = Turns()
         return self._turns[group]
 
+    def _leave_all(self, groups: Sequence[str]) -> None:
+        """Leave groups, also those behind one that cannot be left."""
+        with contextlib.ExitStack() as leaving:
+            for group in groups:
+                leaving.callback(self._leave, group)
+
     def _leave(self, group: str) -> None:
         pair = group.rsplit("#", 1)[0]
         if self._groups.get(pair) == group:
@@ -213,3 +226,8 @@ class CollectiveGroups:
 
 def _group(channel: str) -> str:
     return channel.rsplit(":", 1)[0]
+
+
+def _ends(group: str) -> list[str]:
+    """The source and the target of a group."""
+    return group.rsplit("/", 1)[0].split(">")

@@ -51,8 +51,8 @@ class GlooPair(pair_group.PairGroup):
     def destroy_group(self) -> None:
         """Drop the connection; the other end's transfers fail."""
         self._group = None
-        if self.rank == 0:
-            rendezvous.delete(self._key)
+        # Of either rank, since the one that has set it may have died.
+        rendezvous.delete(self._key)
 
     def _timed(self, step: Callable[[], Any]) -> Any:
         """Run a step of a transfer; raises TimeoutError if it fails after the time limit.

@@ -59,8 +59,8 @@ class NcclPair(pair_group.PairGroup):
     def destroy_group(self) -> None:
         """Drop the connection without waiting. A transfer in progress is aborted by its own thread."""
         self._closed.set()
-        rendezvous.delete(self._own_key)
         threading.Thread(target=self._release, name="nccl-release", daemon=True).start()
+        rendezvous.delete(self._own_key)
 
     def _release(self) -> None:
         with self._using:

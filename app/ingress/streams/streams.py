@@ -95,7 +95,8 @@ class Streams:
             self._serving.clear()
         for replica in membership.running:
             if replica not in self._readers or self._readers[replica].done():
-                self._readers[replica] = asyncio.create_task(self._read(replica))
+                self._readers[replica] = reading = asyncio.create_task(self._read(replica))
+                reading.add_done_callback(lambda ended, replica=replica: self._forget_reader(replica, ended))
 
     @contextlib.asynccontextmanager
     async def run(
@@ -158,6 +159,10 @@ class Streams:
                 break
             await asyncio.sleep(RECONNECT_S)
         self._calls.forget(replica)
+
+    def _forget_reader(self, replica: ReplicaId, ended: asyncio.Task[None]) -> None:
+        if self._readers.get(replica) is ended:
+            del self._readers[replica]
 
     def _give_up(self, replica: ReplicaId, reason: str) -> None:
         """A replica cannot be reached: its requests continue elsewhere."""

@@ -77,12 +77,52 @@ class HostTierSpec(CPUOffloadingSpec):
         return self._host_worker
 
 
+class IndexedSlots(LRUCachePolicy):
+    """The slots of the tier by their blocks' keys, and these keys by name and by slot.
+
+    The tier may have millions of slots, and what looks for some of them does so between two steps of the engine.
+    """
+
+    def __init__(self, cache_capacity: int) -> None:
+        super().__init__(cache_capacity)
+        self.by_name: dict[bytes, OffloadKey] = {}
+        self.by_slot: dict[int, OffloadKey] = {}
+
+    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
+        """As vLLM's."""
+        super().insert(key, chunk)
+        self.by_name[key_name(key)] = self.by_slot[chunk.chunk_id] = key
+
+    def remove(self, key: OffloadKey) -> None:
+        """As vLLM's."""
+        self._drop(key, self.chunks[key])
+        super().remove(key)
+
+    def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+        """As vLLM's."""
+        evicted = super().evict(n, protected)
+        for key, chunk in evicted or ():
+            self._drop(key, chunk)
+        return evicted
+
+    def clear(self) -> None:
+        """As vLLM's."""
+        super().clear()
+        self.by_name.clear()
+        self.by_slot.clear()
+
+    def _drop(self, key: OffloadKey, chunk: ChunkStatus) -> None:
+        for keys, index in ((self.by_name, key_name(key)), (self.by_slot, chunk.chunk_id)):
+            if keys.get(index) == key:
+                del keys[index]
+
+
 class HostTierManager(CPUOffloadingManager):
     """The slots of the tier, by the keys of their blocks; the least recently used ones are evicted.
 
     A block is `spoiled` if a worker could not store it, or found another content than it had stored. Nobody finds it
-    any more, and neither does anybody find a block that was deleted: its slot becomes free with the last load that has
-    begun.
+    any more, and neither does anybody find a block that was deleted: it has left for everybody, and its slot becomes
+    free with the last load that has begun.
     """
 
     def __init__(self, slots: int, has_events: bool) -> None:
@@ -91,25 +131,23 @@ class HostTierManager(CPUOffloadingManager):
         self._leaving: set[OffloadKey] = set()
         """Spoiled and deleted blocks that are being stored or loaded, or are pinned."""
         self._pins: dict[str, list[OffloadKey]] = {}
-        assert isinstance(self._policy, LRUCachePolicy)
-        self._slots: LRUCachePolicy = self._policy
+        self._slots = self._policy = IndexedSlots(slots)
+
+    def __contains__(self, name: object) -> bool:
+        """True if a block of that name can be loaded."""
+        return isinstance(name, bytes) and self._loadable(name) is not None
 
     def spoil(self, slots: Collection[int]) -> None:
         """Note slots whose content is not that of their block, while a load or a store of them is under way."""
-        found = [key for key, status in self._slots.chunks.items() if status.chunk_id in slots]
+        found = [key for slot in slots if (key := self._slots.by_slot.get(slot)) is not None]
         self.spoiled.update(found)
-        self._leaving.update(found)
+        self._give_up(found)
 
     def delete(self, names: Collection[bytes] | None) -> int:
         """Remove the blocks of these names, or all; their number. Loads under way are completed."""
-        wanted = None if names is None else set(names)
-        found = [
-            (key, status)
-            for key, status in self._slots.chunks.items()
-            if status.is_ready and key not in self._leaving and (wanted is None or key_name(key) in wanted)
-        ]
-        self._leaving.update(key for key, status in found if status.ref_cnt)
-        self._remove([key for key, status in found if not status.ref_cnt])
+        wanted = self.names() if names is None else set(names)
+        found = [key for name in wanted if (key := self._loadable(name)) is not None]
+        self._give_up(found)
         return len(found)
 
     def pin(self, pin: str, names: Sequence[bytes]) -> int:
@@ -118,11 +156,9 @@ class HostTierManager(CPUOffloadingManager):
         An earlier pin of that name ends.
         """
         self.unpin(pin)
-        here = {key_name(key): key for key in self._slots.chunks}
         keys: list[OffloadKey] = []
         for name in names:
-            key = here.get(name)
-            if key is None or key in self._leaving or not self._slots.chunks[key].is_ready:
+            if (key := self._loadable(name)) is None:
                 break
             keys.append(key)
         self._prepare_load(keys, _NOBODY, record_access=False)
@@ -137,7 +173,7 @@ class HostTierManager(CPUOffloadingManager):
 
     def names(self) -> list[bytes]:
         """The names of all blocks that can be loaded."""
-        return [key_name(key) for key, status in self._slots.chunks.items() if status.is_ready]
+        return [key_name(key) for key in self._all_loadable()]
 
     def changes(self) -> Iterator[HostStored | HostRemoved]:
         """The blocks that came and left since the last call, in this order."""
@@ -154,7 +190,7 @@ class HostTierManager(CPUOffloadingManager):
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """As vLLM's; a block that leaves is removed with its last load."""
         super().complete_load(keys, req_context)
-        self._remove([key for key in keys if key in self._leaving and self._slots.chunks[key].ref_cnt == 0])
+        self._free([key for key in keys if key in self._leaving])
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         """As vLLM's; a spoiled block was not stored."""
@@ -167,7 +203,7 @@ class HostTierManager(CPUOffloadingManager):
 
     def reset_cache(self) -> None:
         """As vLLM's, with events."""
-        self._note_removed([key for key, status in self._slots.chunks.items() if status.is_ready])
+        self._note_removed(self._all_loadable())
         super().reset_cache()
         self.spoiled.clear()
         self._leaving.clear()
@@ -176,16 +212,31 @@ class HostTierManager(CPUOffloadingManager):
     def _get_load_store_spec(self, keys: Iterable[OffloadKey], chunks: Iterable[ChunkStatus]) -> LoadStoreSpec:
         return NamedSlots([chunk.chunk_id for chunk in chunks], [key_name(key) for key in keys])
 
-    def _remove(self, keys: list[OffloadKey]) -> None:
-        """Free the slots of blocks that nobody loads."""
+    def _loadable(self, name: bytes) -> OffloadKey | None:
+        """The key of the block of that name, if it is here and stays."""
+        key = self._slots.by_name.get(name)
+        return None if key is None or key in self._leaving or not self._slots.chunks[key].is_ready else key
+
+    def _all_loadable(self) -> list[OffloadKey]:
+        chunks = self._slots.chunks.items()
+        return [key for key, status in chunks if status.is_ready and key not in self._leaving]
+
+    def _give_up(self, keys: list[OffloadKey]) -> None:
+        """Have nobody find blocks from now on. Those that are in use go later."""
+        self._note_removed([key for key in keys if key not in self._leaving and self._slots.chunks[key].is_ready])
+        self._leaving.update(keys)
+        self._free(keys)
+
+    def _free(self, keys: list[OffloadKey]) -> None:
+        """Free the slots of leaving blocks that nothing uses any more."""
         for key in keys:
             status = self._slots.chunks[key]
-            self._slots.remove(key)
-            self._free_chunk(status)
-        self._num_evictable_cache_chunks -= len(keys)
-        self.spoiled.difference_update(keys)
-        self._leaving.difference_update(keys)
-        self._note_removed(keys)
+            if status.ref_cnt == 0:
+                self._slots.remove(key)
+                self._free_chunk(status)
+                self._num_evictable_cache_chunks -= 1
+                self.spoiled.discard(key)
+                self._leaving.discard(key)
 
     def _note_removed(self, keys: list[OffloadKey]) -> None:
         if keys and self.events is not None:

@@ -138,8 +138,7 @@ class TieredConnector(MellConnector):
         if unpin := params.get("mell_unpin"):
             self._replies[id] = self._manager.unpin(unpin)
         if count := params.get("mell_swap_out"):
-            kept = frozenset(self._manager.names())
-            self._replies[id] = swap_out(self._kv_cache_manager.block_pool, kept, count)
+            self._replies[id] = swap_out(self._kv_cache_manager.block_pool, self._manager, count)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """As `MellConnector`'s, or else the tokens that the tier has: all but the last, as in the prefix cache."""
