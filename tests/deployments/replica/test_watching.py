@@ -1,4 +1,4 @@
-"""What a replica checks by itself goes on whatever fails: each check has a loop of its own."""
+"""What a replica checks by itself goes on whatever fails: each check has a loop of its own. Peers are forgotten."""
 
 import asyncio
 from types import SimpleNamespace
@@ -70,3 +70,36 @@ async def test_a_check_that_fails_is_made_again_and_ends_no_other(monkeypatch: p
     assert "shutdown" in replica.happened and not any(task.done() for task in tasks)
     for task in tasks:
         task.cancel()
+
+
+class Peers:
+    """The parts of an engine replica that know others."""
+
+    _forget, _leave, _disconnect = EngineReplica._forget, EngineReplica._leave, EngineReplica._disconnect
+
+    def __init__(self, transport: Any) -> None:
+        self.happened: list[tuple[float, str]] = []
+        self._grace_s = 60.0
+        self._links = SimpleNamespace(forget=lambda replica: self.happen(f"link {replica}"))
+        self._replicas = SimpleNamespace(forget=lambda replica: None)
+        self._membership = SimpleNamespace(running=())
+        self._transport = transport(lambda replica: self.happen(f"group {replica}"))
+
+    def happen(self, what: str) -> None:
+        self.happened.append((round(now(), 3), what))
+
+
+async def test_a_replica_is_left_once_it_cannot_send_any_more() -> None:
+    peers = Peers(lambda leave: SimpleNamespace(leave=leave))
+    cast(Any, peers)._forget("gone")
+    cast(Any, peers)._forget("back")
+    peers._membership.running = ("back",)
+    await asyncio.sleep(100)
+    assert peers.happened == [(0.0, "link gone"), (0.0, "link back"), (60.0, "link gone"), (60.0, "group gone")]
+
+
+async def test_a_transport_without_groups_is_left_alone() -> None:
+    peers = Peers(lambda leave: SimpleNamespace(close=leave))
+    cast(Any, peers)._forget("gone")
+    await asyncio.sleep(100)
+    assert peers.happened == [(0.0, "link gone"), (60.0, "link gone")]

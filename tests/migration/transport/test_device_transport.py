@@ -11,7 +11,7 @@ from migration.kv.device import DeviceSegment, DeviceSlot
 from migration.kv.staging import HEADER, TICKET
 from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
-from migration.protocol.ports import Slot
+from migration.protocol.ports import PeerGroups, Slot
 from migration.run.slots import Slots
 from migration.transport import collective, nccl_group, rendezvous
 from migration.transport.collective import CollectiveGroups, DeviceMemory
@@ -187,3 +187,21 @@ async def test_slots_of_a_wrong_size_or_kind_are_refused(ends: tuple[End, End]) 
         memory.buffer(Slot("/proc/1/fd/1", 0, memoryview(bytearray(8192))), Bytes(100))
     with pytest.raises(TransferFailed, match="no staging slot to receive into"):
         await ends[1].transport.receive("a>b#1:0", staged, Bytes(100), None)
+
+
+async def test_groups_with_a_replica_that_has_ended_are_left_and_others_stay(ends: tuple[End, End], cupy: Any) -> None:
+    (here, there), made = ends, collective.collective.groups  # type: ignore[attr-defined]
+    slots = await here.slot(), await there.slot()
+    await transfer(ends, slots)
+    other = here.transport.channel(ReplicaId("c"), A, 0), here.transport.channel(A, ReplicaId("c"), 1)
+    for channel in other:
+        here.transport._join(channel.rsplit(":", 1)[0], 0)
+    here.transport.channel(A, B, 1)  # nothing was sent by it
+    assert isinstance(here.transport, PeerGroups)
+    here.transport.leave(B)
+    assert {group for group, _ in made} == {channel.rsplit(":", 1)[0] for channel in other}
+    assert here.transport._groups.keys() == {"c>a/0", "a>c/1"} and len(here.transport._transfers) == 2
+    here.transport.leave(ReplicaId("c"))
+    assert not (made or here.transport._groups or here.transport._transfers or here.transport._turns)
+    while not all(link.aborted for link in cupy.cuda.nccl.made):
+        await asyncio.sleep(0.001)
