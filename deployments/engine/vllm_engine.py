@@ -15,6 +15,7 @@ import msgspec
 import vllm
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.config.utils import normalize_value
 from vllm.tracing import init_tracer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.executor import Executor
@@ -35,6 +36,7 @@ from deployments.engine.port import (
     RequestFailed,
     Tie,
 )
+from deployments.engine.weights import name_weights
 from migration.kv.cache_events import encode_names
 from migration.kv.connector import DeletedBlocks, WantedBlocks
 from migration.kv.copier.client import Copiers
@@ -70,6 +72,7 @@ class VllmEngine:
         tasks: Sequence[str],
         events: EventFolder,
         audit_s: float,
+        fingerprint: Fingerprint,
     ) -> None:
         """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks.
 
@@ -99,7 +102,7 @@ class VllmEngine:
         self._seed_tie = _seed_tie(config)
         self.max_context = Tokens(config.model_config.max_model_len)
         self.processes = _processes(workers)
-        self.fingerprint = _fingerprint(config, workers)
+        self.fingerprint = fingerprint
         self._reading = asyncio.create_task(self._runs.read())
         self._unsupported: str | None = workers[0]["unsupported"]
         self._mirror = Mirror(_why_unmirrored(config, workers))
@@ -148,7 +151,10 @@ class VllmEngine:
             copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
             if copiers is not None:
                 failed.callback(copiers.close)
-            started = cls(core, workers, copiers, await core.get_supported_tasks_async(), events, audit_s)
+            tasks = await core.get_supported_tasks_async()
+            # Behind the start, which has fetched the files.
+            fingerprint = await asyncio.to_thread(_fingerprint, config, workers)
+            started = cls(core, workers, copiers, tasks, events, audit_s, fingerprint)
             failed.callback(started.shutdown)
             await started._prepare()
             failed.pop_all()
@@ -569,20 +575,54 @@ def _seed_tie(config: Any) -> Tie | None:
 def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerprint:
     """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved.
 
-    They reach a request by the prefix cache alone.
+    They reach a request by the prefix cache alone. Reads the files of weights (`weights`), which takes a second or more.
     """
-    model = config.model_config
+    model, cache = config.model_config, config.cache_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
-    weights = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:16]
     layouts = [worker["layout"] for worker in workers]
-    # A digest, since every worker lists all its layers, and fingerprints travel with every migration.
-    layout = hashlib.sha256("|".join(layouts).encode()).hexdigest()[:16]
-    cache = (model.dtype, config.cache_config.cache_dtype, config.cache_config.block_size, len(workers), layout)
-    movable = all(layouts) and config.cache_config.enable_prefix_caching
+    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
+    kinds = (cache.cache_dtype, cache.block_size, len(workers))
+    # Digests, since every worker lists all its layers, and fingerprints travel with every migration.
+    values = (*layouts, *_settings(cache, _KV_SETTINGS), *(() if draft is None else _weights(draft, config)))
+    movable = all(layouts) and cache.enable_prefix_caching
     return Fingerprint(
-        model="|".join(map(str, (*names, weights))),
-        cache="|".join(map(str, cache)) if movable else "",
-        block_size=config.cache_config.block_size,
+        model="|".join(map(str, (*names, _digest(_weights(model, config))))),
+        cache="|".join(map(str, (*kinds, _digest(values)))) if movable else "",
+        block_size=cache.block_size,
         shard_bytes=max(worker["block_bytes"] for worker in workers) if movable else 0,
         workers=len(workers),
     )
+
+
+_MODEL_SETTINGS = (
+    *("dtype", "quantization", "quantization_config", "code_revision", "tokenizer_mode", "disable_sliding_window"),
+    *("model_impl", "model_class_overrides", "model_weights", "convert", "pooler_config"),
+)
+_LOAD_SETTINGS = ("load_format", "model_loader_extra_config", "ignore_patterns")
+_LORA_SETTINGS = ("lora_dtype", "target_modules")
+_KV_SETTINGS = ("kv_cache_dtype_skip_layers", "sliding_window")
+"""The members of vLLM's configuration that change weights or KV; the model's own, such as rope, are in its config."""
+
+
+def _weights(model: Any, config: Any) -> tuple[str, ...]:
+    """What the values of a model's weights follow from, beside its name."""
+    load = getattr(config, "load_config", None)
+    fetched = getattr(load, "download_dir", None)
+    tokenizer = () if model.tokenizer == model.model else (model.tokenizer, getattr(model, "tokenizer_revision", None))
+    return (
+        model.hf_config.to_json_string(),
+        *_settings(model, _MODEL_SETTINGS),
+        *_settings(load, _LOAD_SETTINGS),
+        *_settings(getattr(config, "lora_config", None), _LORA_SETTINGS),
+        name_weights(model.model, model.revision, fetched),
+        *(() if not tokenizer else (name_weights(*tokenizer, fetched),)),
+    )
+
+
+def _settings(config: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Members of a part of vLLM's configuration, the same text in every process; those of None are None."""
+    return tuple(f"{name}={normalize_value(getattr(config, name, None))}" for name in names)
+
+
+def _digest(values: Sequence[str]) -> str:
+    return hashlib.sha256("|".join(values).encode()).hexdigest()[:16]

@@ -10,7 +10,6 @@
 A start without a standby only takes longer: on a node without replicas, or if the standby has died.
 """
 
-import asyncio
 import contextlib
 import logging
 import os

@@ -42,7 +42,8 @@ ONLY = {Path.KV: PathRequest.KV, Path.TOKENS: PathRequest.TOKENS}
 class Fingerprint:
     """The properties that two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
 
-    `model` names weights, revision, tokenizer and sampler; `cache` adds dtype, block size, layout and versions.
+    `model` names the weights by all that they follow from (files, revision, quantization, dtype), tokenizer and
+    version; `cache` adds the dtype of KV, block size and layout.
     Each of the engine's `workers` holds a shard of every block, of `shard_bytes`.
     """
 

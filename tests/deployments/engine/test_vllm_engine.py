@@ -51,7 +51,7 @@ from migration.kv.copier.client import Copiers
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Tail
+from migration.protocol.messages import Fingerprint, Tail
 from migration.protocol.ports import HALTED, Generated
 from migration.run.outputs import OutputQueue
 from policies.cost.fit import StepTotals
@@ -391,6 +391,57 @@ def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
     assert len({f.model for f in (one, two, mixed, none)}) == 1
     assert two == again and len({f.cache for f in (one, two, mixed)}) == 3 and none.cache == ""
     assert (one.block_bytes, two.block_bytes) == (100, 200)
+
+
+def fingerprint(model: str = MODEL, **kwargs: Any) -> Fingerprint:
+    return _fingerprint(engine_args(model, {"dtype": "float32", **kwargs}).create_engine_config(USAGE), [described(1)])
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"dtype": "bfloat16"},
+        {"load_format": "dummy"},
+        {"model_loader_extra_config": {"enable_multithread_load": True}},
+        {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}},
+        {"hf_overrides": {"rms_norm_eps": 0.5}},
+        {"code_revision": "v2"},
+        {"revision": "v2"},
+        {"max_model_len": 64},
+        {"enable_lora": True, "lora_dtype": "float16"},
+    ],
+    ids=lambda kwargs: ",".join(kwargs),
+)
+def test_engines_with_other_weights_have_other_fingerprints(kwargs: dict[str, Any]) -> None:
+    assert fingerprint().model != fingerprint(**kwargs).model and fingerprint().model == fingerprint().model
+
+
+def test_engines_that_quantize_have_other_fingerprints() -> None:
+    made = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+    plain = _fingerprint(made, [described(1)])
+    for member, value in (("quantization", "fp8"), ("quantization_config", {"linear_scheme_override": "fp8"})):
+        config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+        setattr(config.model_config, member, value)
+        assert _fingerprint(config, [described(1)]).model != plain.model
+
+
+def test_settings_of_the_cache_are_in_the_fingerprint_of_the_cache_alone() -> None:
+    made, one = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE), fingerprint()
+    made.cache_config.kv_cache_dtype_skip_layers = ["1"]
+    other = _fingerprint(made, [described(1)])
+    assert other.model == one.model and other.cache != one.cache
+
+
+def test_engines_with_other_files_under_one_path_have_other_fingerprints(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    before = fingerprint(str(folder))
+    (weights,) = folder.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    after = fingerprint(str(folder))
+    assert before.model != after.model and before.cache == after.cache
 
 
 def test_blocks_of_engines_without_a_prefix_cache_cannot_be_moved() -> None:

@@ -96,33 +96,65 @@ def test_contents_and_changes_are_the_blocks_that_can_be_loaded() -> None:
     assert gone[0] == "HostRemoved" and came == ("HostStored", [5]) and gone[1][0] not in tier.names
 
 
-def test_changes_add_up_to_the_contents_whatever_happens() -> None:
-    tier, known, loading, draw = Tier(), set[int](), list[int](), random.Random(3)
-    for _ in range(1000):
-        numbers = draw.sample(range(9), draw.randrange(1, 3))
-        begun = tier.begin_store(*numbers)
+class RandomUse:
+    """What engines and operators do with a tier, in any order. `loading` are the blocks of loads under way."""
+
+    def __init__(self) -> None:
+        self.tier = Tier()
+        self.loading: list[int] = []
+        self._draw = random.Random(3)
+
+    def turn(self) -> None:
+        """Do some of it."""
+        for part, chance in ((self._load, 0.3), (self._end, 0.3), (self._delete, 0.1), (self._pin, 0.1)):
+            if self._draw.random() < chance:
+                part()
+        self._store()
+        if self._draw.random() < 0.05:
+            self.tier.manager.reset_cache()
+            self.tier, self.loading = Tier(self.tier.manager), []
+
+    def end(self) -> None:
+        """End all loads and pins."""
+        for number in self.loading:
+            self.tier.end_load(number)
+        for pin in "pq":
+            self.tier.manager.unpin(pin)
+
+    def _store(self) -> None:
+        begun = self.tier.begin_store(*self._draw.sample(range(9), self._draw.randrange(1, 3)))
         if begun is not None:
-            fresh = [key for key in begun.keys_to_store]
-            if fresh and draw.random() < 0.3:
-                tier.manager.spoil(begun.store_spec.block_ids.tolist()[:1])
-            tier.manager.complete_store(set(fresh), tier.context)
-        present = [number for number in range(9) if tier.has(number)]
-        if present and len(loading) < 2 and draw.random() < 0.3:
-            loading.append(draw.choice(present))
-            slots = tier.begin_load(loading[-1]).block_ids.tolist()
-            if draw.random() < 0.5:
-                tier.manager.spoil(slots)
-        if loading and draw.random() < 0.3:
-            tier.end_load(loading.pop(0))
-        if draw.random() < 0.1:
-            tier.manager.delete([name(draw.randrange(9))])
-        if draw.random() < 0.1:
-            tier.manager.pin(draw.choice("pq"), [name(number) for number in draw.sample(range(9), 2)])
-        if draw.random() < 0.1:
-            tier.manager.unpin(draw.choice("pq"))
-        if draw.random() < 0.05:
-            tier.manager.reset_cache()
-            tier, loading = Tier(tier.manager), []
+            if begun.keys_to_store and self._draw.random() < 0.3:
+                self.tier.manager.spoil(begun.store_spec.block_ids.tolist()[:1])
+            self.tier.manager.complete_store(set(begun.keys_to_store), self.tier.context)
+
+    def _load(self) -> None:
+        present = [number for number in range(9) if self.tier.has(number)]
+        if present and len(self.loading) < 2:
+            self.loading.append(self._draw.choice(present))
+            slots = self.tier.begin_load(self.loading[-1]).block_ids.tolist()
+            if self._draw.random() < 0.5:
+                self.tier.manager.spoil(slots)
+
+    def _end(self) -> None:
+        if self.loading:
+            self.tier.end_load(self.loading.pop(0))
+
+    def _delete(self) -> None:
+        self.tier.manager.delete([name(self._draw.randrange(9))])
+
+    def _pin(self) -> None:
+        if self._draw.random() < 0.5:
+            self.tier.manager.pin(self._draw.choice("pq"), [name(each) for each in self._draw.sample(range(9), 2)])
+        else:
+            self.tier.manager.unpin(self._draw.choice("pq"))
+
+
+def test_changes_add_up_to_the_contents_whatever_happens() -> None:
+    use, known = RandomUse(), set[int]()
+    for _ in range(1000):
+        use.turn()
+        tier = use.tier
         for event in tier.manager.changes():
             if isinstance(event, HostStored):
                 assert known.isdisjoint(decode_names(event.names))
@@ -132,10 +164,7 @@ def test_changes_add_up_to_the_contents_whatever_happens() -> None:
                 known.difference_update(decode_names(event.names))
         assert sorted(known) == tier.names == [number for number in range(9) if tier.has(number)]
         assert tier.names == [number for number in range(9) if name(number) in tier.manager]
-    for number in loading:
-        tier.end_load(number)
-    for pin in "pq":
-        tier.manager.unpin(pin)
+    use.end()
     assert tier.manager._get_num_free_chunks() + len(known) == SLOTS, "no slot was lost"
 
 
