@@ -61,11 +61,15 @@ def _first(error: ValidationError) -> str:
 
 
 def listed_adapters(modules: Sequence[dict[str, Any]]) -> tuple[Adapter, ...]:
-    """The adapters of entries that `read_modules` has returned."""
+    """The adapters of entries that `read_modules` has returned. Other files at the same path are another adapter."""
+    if not modules:
+        return ()
+    from deployments.engine.weights import name_weights  # Takes a moment to import, for what few configurations have.
+
     return tuple(
         Adapter(
             module["name"],
-            adapter_number(module["name"], module["path"]),
+            adapter_number(module["name"], module["path"], name_weights(module["path"], None)),
             module["path"],
             module.get("base_model_name"),
             is_3d_lora_weight=module.get("is_3d_lora_weight", False),

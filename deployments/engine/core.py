@@ -282,7 +282,7 @@ class CoreRuns:
             self._report(run, error)
 
     def _report(self, run: CoreRun, error: Exception) -> None:
-        """Tell a run's sink that it has failed. A sink that fails, too, costs no other run its report."""
+        """Pass a failure on to a run's sink. If the sink fails, too, the other runs still get theirs."""
         try:
             run.sink.fail(error)
         except Exception:

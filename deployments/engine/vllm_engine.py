@@ -575,7 +575,7 @@ def _seed_tie(config: Any) -> Tie | None:
 def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerprint:
     """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved.
 
-    They reach a request by the prefix cache alone. Reads the files of weights (`weights`), which takes a second or more.
+    They reach a request by the prefix cache alone. Reads the files of weights (`weights`), which may take seconds.
     """
     model, cache = config.model_config, config.cache_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
@@ -605,7 +605,7 @@ _KV_SETTINGS = ("kv_cache_dtype_skip_layers", "sliding_window")
 
 
 def _weights(model: Any, config: Any) -> tuple[str, ...]:
-    """What the values of a model's weights follow from, beside its name."""
+    """All that decides the values of a model's weights, beside its name."""
     load = getattr(config, "load_config", None)
     fetched = getattr(load, "download_dir", None)
     tokenizer = () if model.tokenizer == model.model else (model.tokenizer, getattr(model, "tokenizer_revision", None))

@@ -1,4 +1,4 @@
-"""What names the weights of a model, or of an adapter, beyond the path or the hub name that they were loaded by.
+"""Names for the weights of a model, or of an adapter, beyond the path or the hub name that they were loaded by.
 
 A hub name stands for the commit that its revision led to. Files at a path are named by their content, since somebody
 may have put others there under the same names and with the same sizes. Up to `WHOLE_BYTES` all of it is read. Of larger
@@ -27,8 +27,8 @@ _LONGEST_HEAD = 100 << 20
 """The longest head that the format of safetensors allows, in bytes."""
 
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".py")
-_TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "tekken")
-"""How the names of files begin that make tokens of texts."""
+_NAMES = ("adapter", "tokenizer", "vocab", "merges", "spiece", "tekken")
+"""How the names of files begin that adapters have, or that make tokens of texts."""
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -55,7 +55,7 @@ def name_content(path: Path) -> str:
 
 
 def _counts(file: Path) -> bool:
-    return file.suffix in _FILES or file.name.startswith(_TOKENIZER)
+    return file.suffix in _FILES or file.name.startswith(_NAMES)
 
 
 def _digest(file: Path, whole: bool) -> str:

@@ -81,9 +81,8 @@ class EngineReplica:
         self._id = own_id()
         self._node = own_node()
         self._ingress_lease_s = topology.ingress_lease_s
-        self._fence = 0
-        self._silence_s = topology.engine_silence_s
-        self._grace_s = topology.grace_s
+        self._fence = self._preemptions = 0
+        self._silence_s, self._grace_s = topology.engine_silence_s, topology.grace_s
         self._hung = False
         if not take():
             start_guard()
@@ -133,15 +132,13 @@ class EngineReplica:
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         evacuates = engine.evacuates and remembers
         self._last_copies = LastCopies(
-            self._evacuate, lambda: evacuates and self._has_peers(), topology.grace_s, time.monotonic
+            self._evacuate, lambda: evacuates and self._has_peers(), self._grace_s, time.monotonic
         )
-        self._preemptions = 0
         checks = (self._watch_preemptions, self._watch_tokens, self._watch_ingresses, self._watch_stop)
-        self._tasks = [asyncio.create_task(repeat(check, _WATCH_PERIOD_S)) for check in checks]
-        if engine.recompute_s:
-            self._tasks.append(asyncio.create_task(repeat(self._recompute, engine.recompute_s)))
-        if engine.standby:
-            self._tasks.append(asyncio.create_task(keep_standby()))
+        loops = [repeat(check, _WATCH_PERIOD_S) for check in checks]
+        loops += [repeat(self._recompute, engine.recompute_s)] if engine.recompute_s else []
+        loops += [keep_standby()] if engine.standby else []
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
         freeze_heap()
 
     def _peers_changed(self, membership: Membership) -> None:

@@ -3,8 +3,8 @@
 A step of the engine yields a token for every running request. Sending each by itself would cost a message per token.
 Instead, all events published before the next send travel as one batch.
 
-The kernels of both ends keep megabytes for an ingress that stands still, so a send that is done says nothing of it. The
-ingress says itself that it reads (`heard`). One that does not, or that leaves too much unsent, is given up.
+The kernels of both ends keep megabytes for an ingress that stands still, so a send that is done shows nothing. The
+ingress acknowledges what it has read (`heard`). One that does not, or that leaves too much unsent, is given up.
 """
 
 import asyncio

@@ -103,7 +103,7 @@ class CollectiveGroups:
     the number of one transfer through it ("a>b/0#1:17"). Both ends make transfers in this order, so the receive of a
     chunk may start while the chunk before it is still in transfer.
     Each transfer blocks a thread of the transport's own pool, so that a silent peer stalls nothing else.
-    Groups with a replica that has ended are left (`leave`): each has sockets and threads, or a communicator and a stream.
+    Groups with a replica that has ended are left (`leave`): each has sockets and threads, or a communicator.
     """
 
     direct = shares_slots = False

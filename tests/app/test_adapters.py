@@ -20,6 +20,15 @@ def test_both_forms_of_vllm_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert read_modules(modules) == modules
 
 
+def test_other_files_at_the_same_path_are_another_adapter(tmp_path: Path) -> None:
+    modules, numbers = read_modules([f"a={tmp_path}"]), set()
+    for alpha, weight in (("8", b"1"), ("8", b"2"), ("16", b"2")):
+        (tmp_path / "adapter_config.json").write_text(alpha)
+        (tmp_path / "adapter_model.safetensors").write_bytes(weight)
+        numbers |= {adapter.lora_int_id for _ in range(2) for adapter in listed_adapters(modules)}
+    assert len(numbers) == 3
+
+
 @pytest.mark.parametrize(
     ("entries", "named"),
     [
