@@ -236,6 +236,8 @@ class Copier:
         waiting, self._waiting = self._waiting, []
         for connection, call in waiting:
             if chosen(connection, call):
+                if isinstance(call, ComputedCall):
+                    self._tables.unwatch(call.key)
                 connection.reply(CallFailed(call.number, text, over=over))
             else:
                 self._waiting.append((connection, call))

@@ -139,6 +139,11 @@ class BlockTables:
             self._watched.add(key)
             return None
 
+    def unwatch(self, key: str) -> None:
+        """End the wait for a request, which may have ended before: nothing changes then any more."""
+        with self._lock:
+            self._watched.discard(key)
+
     def held(self, key: str) -> int | None:
         """The number of blocks of the hold `key`; None if there is no such hold, or not yet."""
         with self._lock:

@@ -89,6 +89,13 @@ def test_change_that_somebody_waits_for_is_reported_once(change: str) -> None:
     assert changed("r.0", 11) and not changed("r.0", 12) and changed("r.2", 1)
 
 
+def test_a_wait_that_was_given_up_is_forgotten() -> None:
+    tables = make_tables()
+    assert tables.computed_beyond("gone", 0) is None
+    tables.unwatch("gone")
+    assert not tables.apply([TableChange("gone", 1, [7], replace=True, caught_up=False)], None)
+
+
 @pytest.mark.parametrize("replaced", [False, True], ids=["preempted", "preempted and resumed"])
 def test_copy_of_blocks_that_are_lost_meanwhile_is_void(replaced: bool) -> None:
     """Another request may have written to them before the copy was complete."""

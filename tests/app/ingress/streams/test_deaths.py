@@ -61,6 +61,15 @@ async def test_all_requests_of_a_dead_replica_go_on() -> None:
     await service.idle()
 
 
+async def test_a_replica_that_is_listed_no_more_leaves_no_task() -> None:
+    service = make_service("ab")
+    await eventually(lambda: service.streams._readers.keys() == {"a", "b"})
+    service.kill("a")
+    service.members.become("b")
+    await eventually(lambda: service.streams._readers.keys() == {"b"})
+    await service.idle()
+
+
 async def test_the_last_replica_dies_and_its_replacement_goes_on() -> None:
     service, request = make_service("ab"), spec()
     service.members.become("a")
