@@ -74,7 +74,7 @@ class IngressChannel:
             call.cancel()
 
     def _acknowledged(self) -> None:
-        self.outboxes.heard(self.ingress)
+        self.outboxes.acknowledged(self.ingress)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         """Send the events of the ingress, as fast as it reads them."""

@@ -4,7 +4,7 @@ A step of the engine yields a token for every running request. Sending each by i
 Instead, all events published before the next send travel as one batch.
 
 The kernels of both ends keep megabytes for an ingress that stands still, so a send that is done shows nothing. The
-ingress acknowledges what it has read (`heard`). One that does not, or that leaves too much unsent, is given up.
+ingress acknowledges what it has read (`acknowledged`). One that does not, or that leaves too much unsent, is given up.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Outbox:
         self._wake = asyncio.Event()
         self._reader = 0
         self._closed = False
-        self._heard_s = now
+        self._renewed_s = now
         """The newest sign of a reader (clock seconds)."""
         self._read = False
         """True while it has a reader."""
@@ -63,13 +63,13 @@ class Outbox:
         self.given_up.set()
         self.close()
 
-    def hear(self, now: float) -> None:
+    def renew(self, now: float) -> None:
         """The ingress has read what was sent, or wants to."""
-        self._heard_s = now
+        self._renewed_s = now
 
     def is_silent(self, limit: float) -> bool:
         """True if its ingress is given up, or has not read since the time `limit`."""
-        return self.given_up.is_set() or self._heard_s + (_LATE_S if self._read else 0.0) < limit
+        return self.given_up.is_set() or self._renewed_s + (_LATE_S if self._read else 0.0) < limit
 
     async def read(self, clock: Clock) -> AsyncGenerator[Batch]:
         """All events so far, then those that follow, batch by batch. A new reader ends the previous one's stream.
@@ -78,7 +78,7 @@ class Outbox:
         """
         self._reader += 1
         reader, self._read = self._reader, True
-        self.hear(clock())
+        self.renew(clock())
         self._wake.set()
         try:
             yield ()
@@ -96,7 +96,7 @@ class Outbox:
         finally:
             if reader == self._reader:
                 self._read = False
-                self.hear(clock())
+                self.renew(clock())
 
     async def _woken(self) -> None:
         """Wait for an event, another reader or the end, for `HEARTBEAT_S` at most."""
@@ -124,9 +124,9 @@ class Outboxes:
         """See `Outbox.read`."""
         return self._box(ingress).read(self._clock)
 
-    def heard(self, ingress: IngressId) -> None:
+    def acknowledged(self, ingress: IngressId) -> None:
         """An ingress has read what was sent."""
-        self._box(ingress).hear(self._clock())
+        self._box(ingress).renew(self._clock())
 
     def given_up(self, ingress: IngressId) -> asyncio.Event:
         """Set once nothing more is sent to an ingress."""

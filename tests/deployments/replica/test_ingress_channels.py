@@ -420,7 +420,7 @@ async def test_an_ingress_that_reads_says_so(ends: Ends, monkeypatch: pytest.Mon
     monkeypatch.setattr("deployments.replica.outbox.HEARTBEAT_S", 0.02)
     monkeypatch.setattr("deployments.channels.calling.ACKNOWLEDGE_S", 0.05)
     heard: list[IngressId] = []
-    monkeypatch.setattr(ends.outboxes, "heard", heard.append)
+    monkeypatch.setattr(ends.outboxes, "acknowledged", heard.append)
     batches = await ends.connected()
     await eventually(lambda: not heard)
     for _ in range(10):

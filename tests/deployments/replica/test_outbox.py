@@ -148,7 +148,7 @@ async def test_ingress_that_acknowledges_is_never_silent() -> None:
     for _ in range(100):
         clock.now += ACKNOWLEDGE_S + HEARTBEAT_S
         assert boxes.silent(0.1) == ()
-        boxes.heard(HERE)
+        boxes.acknowledged(HERE)
     assert stream is not None
 
 
