@@ -1,6 +1,7 @@
 """What a replica checks by itself goes on whatever fails: each check has a loop of its own. Peers are forgotten."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -56,6 +57,10 @@ class Replica:
 
 
 async def test_a_check_that_fails_is_made_again_and_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(function: Callable[[], None]) -> None:
+        function()
+
+    monkeypatch.setattr(asyncio, "to_thread", call)  # Virtual time does not wait for threads.
     monkeypatch.setattr(deployment, "is_stopping", lambda: True)
     replica = Replica()
     for ingress in ("one", "two"):
@@ -70,6 +75,7 @@ async def test_a_check_that_fails_is_made_again_and_ends_no_other(monkeypatch: p
     assert "shutdown" in replica.happened and not any(task.done() for task in tasks)
     for task in tasks:
         task.cancel()
+    await asyncio.wait(tasks)
 
 
 class Peers:
