@@ -28,6 +28,7 @@ from app.replay.run import TraceReplay
 from app.replay.text import render
 from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
 from app.simulator.errors import BadInput
+from app.simulator.traces.formats import TRACE_HELP
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m app.replay", description="Replay a trace of LLM requests.")
     add = parser.add_argument
-    add("--trace", required=True, type=Path, help="csv or csv.gz with arrival_s,prompt_tokens,output_tokens")
+    add("--trace", required=True, type=Path, help=TRACE_HELP)
     add("--minutes", required=True, type=float, help="length of the replayed window, in trace time")
     add("--start-minute", default=0.0, type=float, help="start of the window in the trace (default: 0)")
     add(
@@ -102,8 +103,11 @@ def _prepare(options: argparse.Namespace) -> tuple[ReplaySetup, tuple[TraceReque
             raise BadInput(
                 f"{path} cannot be written: it is a directory, or its directory {path.parent} does not exist."
             )
-    setup = ReplaySetup(options.trace.name, options.url, "", window, lengths, options.seed, options.move_every)
-    return setup, cut(read_trace(options.trace), window)
+    read = read_trace(options.trace, options.start_minute + options.minutes)
+    setup = ReplaySetup(
+        options.trace.name, options.url, "", window, lengths, options.seed, options.move_every, read.account
+    )
+    return setup, cut(read.requests, window)
 
 
 async def _replay(

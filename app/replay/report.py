@@ -4,8 +4,11 @@ The document's schema is stable: members may be added, none changes its meaning.
 called `at_s` are counted from the start of the replay. A distribution is `{"count", "mean", "p50", "p99",
 "max"}`, or null without measurements.
 
-    trace       file, start_minute, minutes, requests, clipped, prompt_tokens, output_tokens
-                (`clipped` requests were shortened to fit the context; tokens are totals after scaling)
+    trace       file, start_minute, minutes, requests, clipped, cut_tokens, prompt_tokens, output_tokens
+                (`clipped` requests were shortened to fit the context, by `cut_tokens` in all; tokens are totals after
+                scaling)
+                account: null, or {format, columns, time_unit, rows, begins, read_to_line, changes: [{what, requests,
+                request_share, token_share}]}: how the file was read (`app.simulator.traces`)
     options     url, model, context, time_scale, token_scale, max_output, seed, move_every_s
     summary     interrupted, and the fields of `app.replay.summary.Summary`
     errors      [{kind, count, first_message}], the most frequent kind first
@@ -29,6 +32,7 @@ from typing import Any
 from app.replay.measurements import ReplayMeasurements
 from app.replay.summary import group_migrations, percentiles, quantiles, summarize, tally
 from app.replay.trace import LengthScaling, TraceRequest, TraceWindow
+from app.simulator.traces.trace import TraceAccount
 
 Document = dict[str, Any]
 
@@ -44,6 +48,7 @@ class ReplaySetup:
     lengths: LengthScaling
     seed: int = 0
     move_every_s: float = 0.0
+    account: TraceAccount | None = None
 
 
 def document(setup: ReplaySetup, requests: Sequence[TraceRequest], measured: ReplayMeasurements) -> Document:
@@ -66,9 +71,11 @@ def _trace(setup: ReplaySetup, requests: Sequence[TraceRequest]) -> Document:
         "start_minute": setup.window.start_minute,
         "minutes": setup.window.minutes,
         "requests": len(requests),
-        "clipped": sum(request.clipped for request in requests),
+        "clipped": sum(request.cut_tokens > 0 for request in requests),
+        "cut_tokens": sum(request.cut_tokens for request in requests),
         "prompt_tokens": sum(request.prompt_tokens for request in requests),
         "output_tokens": sum(request.output_tokens for request in requests),
+        "account": None if setup.account is None else asdict(setup.account),
     }
 
 

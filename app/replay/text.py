@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.replay.report import Document
+from app.simulator.traces.account import account_lines, percent
 
 
 def render(report: Document) -> str:
@@ -17,9 +18,13 @@ def _head(report: Document) -> Iterator[str]:
     if summary["interrupted"]:
         yield f"Interrupted after {summary['requests']} of {trace['requests']} requests."
     yield f"{trace['file']}, minutes {trace['start_minute']:g} to {until:g}"
+    yield from account_lines(trace["account"])
     yield f"on {options['model']} at {options['url']}"
     context = "which the endpoint does not list" if options["context"] is None else f"of {options['context']:,} tokens"
-    yield f"{trace['clipped']} of {trace['requests']} requests clipped to the context {context}"
+    whole = trace["cut_tokens"] + trace["prompt_tokens"] + trace["output_tokens"]
+    share = percent(trace["cut_tokens"] / max(1, whole))
+    cut = f", {share} of the tokens left out" if trace["clipped"] else ""
+    yield f"{trace['clipped']} of {trace['requests']} requests clipped to the context {context}{cut}"
 
 
 def _numbers(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -1,29 +1,37 @@
 """Reads a trace, cuts a window out of it, and scales its requests to a model; pure except for `read_trace`.
 
-A trace is a CSV, gzipped or not, with the columns `arrival_s,prompt_tokens,output_tokens`, one row per request: a file
-that the simulator plays, too.
+A trace is a file that the simulator plays, too (`app.simulator.traces`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.simulator.errors import BadInput, require_not_negative, require_positive
-from app.simulator.workload.table import read_table
+from app.simulator.traces.rows import ReadWindow
+from app.simulator.traces.trace import TraceAccount, read_trace_file
 
-COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request: its row in the trace, its arrival time and its lengths; `clipped` if shortened to the context."""
+    """A request: its row in the trace, its arrival time, and its lengths, shortened by `cut_tokens` to the context."""
 
     row: int
     at_s: float
     prompt_tokens: int
     output_tokens: int
-    clipped: bool = False
+    cut_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequests:
+    """The requests of a trace file in order of arrival, in trace time, and the account of its reading."""
+
+    requests: tuple[TraceRequest, ...]
+    account: TraceAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +64,15 @@ class LengthScaling:
             require_positive("maximum output", self.max_output)
 
 
-def read_trace(path: Path) -> tuple[TraceRequest, ...]:
-    """All requests of a trace file, in trace time and in order of arrival. Raises BadInput."""
-    rows = enumerate(read_table(path).numbers(*COLUMNS))
-    requests = [TraceRequest(number, at_s, round(prompt), round(output)) for number, (at_s, prompt, output) in rows]
-    return tuple(sorted(requests, key=lambda request: (request.at_s, request.row)))
+def read_trace(path: Path, minutes: float = math.inf) -> TraceRequests:
+    """The requests of the first minutes of a trace file. Raises BadInput."""
+    trace = read_trace_file(path, ReadWindow(end_s=minutes * SECONDS_PER_MINUTE), with_names=False)
+    rows = zip(trace.numbers, trace.at_s, trace.prompts, trace.outputs, strict=True)
+    requests = (
+        TraceRequest(number, at_s, max(1, round(prompt)), max(1, round(output)))
+        for number, at_s, prompt, output in rows
+    )
+    return TraceRequests(tuple(requests), trace.account)
 
 
 def cut(requests: Sequence[TraceRequest], window: TraceWindow) -> tuple[TraceRequest, ...]:
@@ -74,7 +86,7 @@ def cut(requests: Sequence[TraceRequest], window: TraceWindow) -> tuple[TraceReq
 
 
 def fit(requests: Sequence[TraceRequest], lengths: LengthScaling) -> tuple[TraceRequest, ...]:
-    """The requests with scaled lengths; requests longer than the context are shortened and marked as clipped."""
+    """The requests with scaled lengths; requests longer than the context are shortened to it."""
     return tuple(_fit_one(request, lengths) for request in requests)
 
 
@@ -88,5 +100,6 @@ def _fit_one(request: TraceRequest, lengths: LengthScaling) -> TraceRequest:
         return replace(request, prompt_tokens=prompt, output_tokens=output)
     # A replay measures answers, so a long prompt must not displace them: an answer may take half of the
     # context, or more if a short prompt leaves more.
+    cut_tokens = prompt + output - context
     output = min(output, max(context // 2, context - prompt))
-    return replace(request, prompt_tokens=context - output, output_tokens=output, clipped=True)
+    return replace(request, prompt_tokens=context - output, output_tokens=output, cut_tokens=cut_tokens)

@@ -4,6 +4,7 @@ The decisions come from the live scheduler's own decision function.
 
 `python -m app.simulator --help` lists the options. The rooms, pure ones first:
 
+    traces      files of requests in public formats; the replay reads them here, too
     workload    requests: traces, distributions of arrivals and lengths, caps
     costs       the time of steps, migrations and starts, from files or measurements
     world       virtual time, engines, links, moves; reports to the decision, and its plans carried out

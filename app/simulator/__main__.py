@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.simulator.command.document import Document, document
+from app.simulator.command.estimate import require_affordable
 from app.simulator.command.listing import render_policies
 from app.simulator.command.options import parser
 from app.simulator.command.order import SimulationOrder, read_order
 from app.simulator.command.replay import render_replay, replay
-from app.simulator.command.runs import perform_all
+from app.simulator.command.runs import SimulationRun, perform_all
 from app.simulator.command.text import render
 from app.simulator.errors import status_of
 from app.simulator.planning.report import report
-from app.simulator.workload.workload import draw
+from app.simulator.workload.workload import Job, Workload, draw
 
 DIFFERENT = 1
 
@@ -56,6 +57,7 @@ def perform(given: Namespace) -> int:
 
 def simulate(order: SimulationOrder, quiet: bool) -> Document:
     """Perform all runs of an order, with a progress bar over their virtual seconds unless `quiet`."""
+    require_affordable(order, (1 + len(order.policies)) * len(order.seeds), _sample_runs)
     workloads = [draw(order.recipe, seed) for seed in order.seeds]
     runs = order.runs(workloads)
     # A single run is not worth the start of a process.
@@ -64,6 +66,11 @@ def simulate(order: SimulationOrder, quiet: bool) -> Document:
     with tqdm(total=total_s, unit=" virtual s", desc="simulated", disable=quiet) as bar:
         results = perform_all(runs, processes, lambda done_s: _show(bar, done_s))
     return document(order, workloads, results[: len(workloads)], results[len(workloads) :])
+
+
+def _sample_runs(jobs: tuple[Job, ...], order: SimulationOrder) -> list[tuple[int, SimulationRun]]:
+    """A run of every policy, for all seeds."""
+    return [(len(order.seeds), run) for run in order.runs([Workload(order.seeds[0], jobs, 0)])]
 
 
 def _show(bar: "tqdm[None]", done_s: float) -> None:

@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="mean time between faults")
-    parser.add_argument("--trace", type=Path, help="csv or csv.gz with arrival_s,prompt_tokens,output_tokens")
+    parser.add_argument("--trace", type=Path, help="a trace in a known format (docs/simulation.md)")
     parser.add_argument("--max-output", type=int, default=600, help="longest answer of a trace's requests, in tokens")
     parser.add_argument("--json", type=Path, help="file for the report")
     options = parser.parse_args()
@@ -72,7 +72,7 @@ def _arrivals(options: argparse.Namespace) -> tuple[TraceRequest, ...]:
     if options.trace is None:
         return draw_trace(options.seed, 60 * options.minutes)
     window, lengths = TraceWindow(options.minutes), LengthScaling(context=CONTEXT, max_output=options.max_output)
-    return fit(cut(read_trace(options.trace), window), lengths)
+    return fit(cut(read_trace(options.trace).requests, window), lengths)
 
 
 async def _run(options: argparse.Namespace, arrivals: tuple[TraceRequest, ...]) -> ChaosResult:

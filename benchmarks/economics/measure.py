@@ -28,7 +28,7 @@ def arrivals(case: LiveCase, traces: Path) -> tuple[TraceRequest, ...]:
     """The requests of a run, including its warm-up. Raises `BadInput` if the trace does not have the window."""
     window, conditions = case.window, case.conditions
     minutes = conditions.until_s / 60 / window.time_scale
-    rows = read_trace(traces / f"{window.trace}.csv.gz")
+    rows = read_trace(traces / f"{window.trace}.csv.gz").requests
     due = cut(rows, TraceWindow(minutes, window.start_minute, window.time_scale))
     return fit(due, LengthScaling(window.token_scale, conditions.pace.max_model_len))
 

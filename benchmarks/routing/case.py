@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from app.simulator.errors import BadInput
-from app.simulator.workload.hashed import HashedRow, read_hashed
 from app.simulator.workload.sessions import SHAPES, Passage, SessionRequest, Texts, sessions
+from app.simulator.workload.workload import Recorded, read_trace
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import expected
 from policies.prefix.routing import Routing
@@ -110,16 +110,16 @@ def case(workload: str, seed: int, traces: Path | None = None) -> RoutingCase:
         return RoutingCase(workload, seed, tuple(session_requests(workload, seed)))
     if traces is None:
         raise BadInput(f"{MOONCAKE} needs --traces, the folder of {_FILE}.")
-    requests = tuple(part_of_trace(read_hashed(traces / _FILE), seed))
+    requests = tuple(part_of_trace(read_trace(traces / _FILE).rows, seed))
     if not requests:
         raise BadInput(f"Seed {seed} is beyond the end of {_FILE}.")
     return RoutingCase(workload, seed, requests, ROOMY)
 
 
-def part_of_trace(rows: Iterable[HashedRow], seed: int) -> Iterator[SessionRequest]:
+def part_of_trace(rows: Iterable[Recorded], seed: int) -> Iterator[SessionRequest]:
     """The requests of one part of a trace, each a session of its own. Equal names of blocks are equal texts."""
     begins_s = _FIRST_S * (1 + seed)
-    there = (row for row in rows if begins_s <= row.arrival_s < begins_s + _PART_S)
+    there = (row for row in rows if begins_s <= row.at_s < begins_s + _PART_S)
     size = _HASHED_TOKENS // _SCALE
     for number, row in enumerate(there):
         left, prompt = min(max(1, round(row.prompt / _SCALE)), _LONGEST), []
@@ -128,7 +128,7 @@ def part_of_trace(rows: Iterable[HashedRow], seed: int) -> Iterator[SessionReque
                 prompt.append(Passage(f"block-{name}", min(size, left)))
                 left -= size
         output = max(1, round(row.output / _SCALE))
-        at_s = (row.arrival_s - begins_s) / _SPEED
+        at_s = (row.at_s - begins_s) / _SPEED
         yield SessionRequest(f"s{number}", at_s, 0.0, tuple(prompt), output, f"answer-{number}")
 
 

@@ -67,12 +67,17 @@ def _bound(bounds: Sequence[Metrics], rate: float) -> Metrics:
 
 def _workload(order: SimulationOrder, workloads: Sequence[Workload]) -> Metrics:
     recipe = order.recipe
-    rate = recipe.arrivals.rate if isinstance(recipe.arrivals, Poisson) else None
+    rate, account = None, None
+    if isinstance(recipe.arrivals, Poisson):
+        rate = recipe.arrivals.rate
+    else:
+        account = recipe.arrivals.account
     return {
         "arrivals": "trace" if rate is None else "poisson",
         "rate_per_s": rate,
         "sessions": order.names.sessions,
         "trace": order.names.trace,
+        "account": None if account is None else asdict(account),
         "lengths": order.names.lengths,
         "length_scale": recipe.length_scale,
         "time_scale": recipe.time_scale,
@@ -88,6 +93,7 @@ def _drawn(workload: Workload) -> Metrics:
         "seed": workload.seed,
         "requests": len(workload.jobs),
         "capped": workload.capped,
+        "cut_tokens": workload.cut_tokens,
         "prompt_tokens_mean": mean([job.prompt for job in workload.jobs]),
         "output_tokens_mean": mean([job.output for job in workload.jobs]),
     }
@@ -129,6 +135,7 @@ def _setup(order: SimulationOrder) -> Metrics:
         "itl_p99_s": None if setup.service is None else setup.service.itl_p99_s,
         "classes": {name: asdict(each) for name, each in setup.classes.by_name.items()},
         "overtake_s": setup.classes.overtake_s,
+        "startup_s": order.costs.startup_s,
         "costs": order.names.costs,
         "costs_from": dict(order.costs.provenance),
         "calibration": order.names.calibration,

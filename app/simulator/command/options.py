@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.simulator.costs.costs import shipped_costs
+from app.simulator.traces.formats import TRACE_HELP
 from app.simulator.workload.lengths import SHIPPED
 from app.simulator.workload.sessions import SHAPES
 from policies.decision.limits import Sizes
@@ -17,7 +18,6 @@ WARMUP_S = 600.0
 PLAN_COSTS = "a100-40g-13b-pcie"
 """The costs of a plan without others: those of that model on that GPU."""
 
-TRACE_HELP = "csv or csv.gz with arrival_s,prompt_tokens,output_tokens, or jsonl or jsonl.gz with hash_ids, too"
 WORKLOAD_HELP = """Arrival times and lengths of the requests. Prompts are cut to half of the capacity, prompt and output
 together to the capacity."""
 
@@ -90,7 +90,13 @@ def plan_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _add_requests(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
-    add("--start", type=float, default=0.0, metavar="S", help="leave out the first S seconds (default: %(default)g)")
+    add(
+        "--start",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="leave out the first S seconds after the first request (default: %(default)g)",
+    )
     add(
         "--lengths",
         metavar=f"FILE|{SHIPPED}",

@@ -13,7 +13,7 @@ from app.simulator.costs.costs import ComputeCosts, Costs, read_costs
 from app.simulator.costs.measurements import calibrated
 from app.simulator.errors import BadInput, require_not_negative, require_positive
 from app.simulator.outcome.metrics import Window
-from app.simulator.workload.hashed import is_hashed
+from app.simulator.traces.rows import ReadWindow
 from app.simulator.workload.lengths import read_lengths
 from app.simulator.workload.recording import RecordedReplicas, is_recording, read_traffic
 from app.simulator.workload.sessions import SHAPES
@@ -46,7 +46,10 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOrder:
-    """The runs to simulate, the number of processes, and the output."""
+    """The runs to simulate, the number of processes, and the output.
+
+    `start_s` is the beginning of the simulated part of the trace; `is_whole` if that has no end by an option.
+    """
 
     recipe: Recipe
     policies: tuple[str, ...]
@@ -59,6 +62,8 @@ class SimulationOrder:
     json: Path | None
     picture: Path | None
     with_series: bool
+    start_s: float = 0.0
+    is_whole: bool = True
 
     @property
     def decode_rate(self) -> float | None:
@@ -78,15 +83,17 @@ class SimulationOrder:
 
 def read_order(given: argparse.Namespace) -> SimulationOrder:
     """Check a parsed command line. Raises `BadInput` for impossible values, before any simulation."""
-    arrivals, recorded = _arrivals(given)
     require_positive("epoch", given.epoch)
     require_positive("time scale", given.time_scale)
+    if given.horizon is not None:
+        require_positive("horizon", given.horizon)
+    arrivals, recorded = _arrivals(given)
     horizon_s = _horizon_s(given, arrivals)
     capacity = Tokens(given.capacity_tokens or recorded.capacity or CAPACITY)
     costs = _costs(given, recorded)
     classes = read_classes(given.classes, speed_of(costs)) or recorded_classes(recorded.classes)
     if isinstance(arrivals, ArrivalTrace):
-        require_known({row.service_class for row in arrivals.rows}, classes)
+        require_known(arrivals.classes, classes)
     recipe = Recipe(
         arrivals,
         None if given.lengths is None else read_lengths(given.lengths),
@@ -114,6 +121,8 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
         given.json,
         given.picture,
         given.series,
+        given.start,
+        given.horizon is None,
     )
 
 
@@ -131,8 +140,10 @@ def _arrivals(given: argparse.Namespace) -> tuple[Poisson | ArrivalTrace, Record
         return Poisson(given.poisson, SHAPES.get(given.sessions)), RecordedReplicas()
     if given.sessions is not None:
         raise BadInput("--sessions are made up, and need --poisson RATE instead of --trace.")
-    if is_hashed(given.trace) or not is_recording(given.trace):
-        return _from(read_trace(given.trace), given.start), RecordedReplicas()
+    if not is_recording(given.trace):
+        end_s = math.inf if given.horizon is None else given.start + given.horizon / given.time_scale
+        window = ReadWindow(given.start, end_s)
+        return read_trace(given.trace, window, with_names=given.block_tokens is not None), RecordedReplicas()
     traffic = read_traffic(given.trace)
     return _from(traffic.trace, given.start), traffic.replicas
 
@@ -142,14 +153,14 @@ def _from(trace: ArrivalTrace, start_s: float) -> ArrivalTrace:
     rows = [replace(row, at_s=row.at_s - start_s) for row in trace.rows if row.at_s >= start_s]
     if not rows:
         raise BadInput(f"No request arrives after {start_s:g} s.")
-    return ArrivalTrace(tuple(rows))
+    return ArrivalTrace(tuple(rows), trace.account)
 
 
 def _block_tokens(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> int:
     """The tokens of a block in prefix caches; 0 without caches."""
     if given.block_tokens is None:
         return 0
-    named = arrivals.shape is not None if isinstance(arrivals, Poisson) else any(row.names for row in arrivals.rows)
+    named = arrivals.shape is not None if isinstance(arrivals, Poisson) else arrivals.has_names
     if not named:
         raise BadInput("--block-tokens needs a --trace with hash_ids, or --sessions.")
     return _at_least_one("number of tokens of a block", given.block_tokens)
@@ -164,7 +175,6 @@ def _min_gpus(given: argparse.Namespace) -> int:
 
 def _horizon_s(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> float:
     if given.horizon is not None:
-        require_positive("horizon", given.horizon)
         return float(given.horizon)
     if isinstance(arrivals, Poisson):
         return POISSON_HORIZON_S

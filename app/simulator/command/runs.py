@@ -3,7 +3,8 @@
 A run is a value that can be sent to another process and performed there.
 
 Processes are spawned, not forked, so that no state of this process affects a result. Each one writes the virtual time
-of its run to its own cell in shared memory, and reads a flag there that ends it.
+of its run to its own cell in shared memory, and reads a flag there that ends it. It ends with this process, too, even if
+that is killed.
 """
 
 import os
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from ctypes import Array, c_bool, c_double
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, parent_process
+from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 from app.simulator.costs.costs import IDEAL, Costs
@@ -143,6 +145,15 @@ def _watch(futures: Sequence[Future[Any]], times: "Array[c_double]", show: Tick)
 def _join(times: "Array[c_double]", stop: c_bool) -> None:
     global _times, _stop
     _times, _stop = times, stop
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process as soon as its parent is gone, which may have been killed."""
+    parent = parent_process()
+    assert parent is not None, "a process of the pool has a parent"
+    connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _perform_here(index: int, run: Performable[Result]) -> Result:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.simulator.command.document import Document, summary
+from app.simulator.outcome.statistics import mean
+from app.simulator.traces.account import account_lines, percent
 
 NOTHING = "-"
 
@@ -64,6 +66,8 @@ def _head(outcome: Document) -> Iterator[str]:
         if workload[name] != 1
     )
     yield f"{source}{lengths}{scales}; {workload['horizon_s']:g} s, the first {workload['warmup_s']:g} s not counted"
+    yield from account_lines(workload["account"])
+    yield from cut_lines(workload["by_seed"], setup["capacity_tokens"])
     rate = "" if setup["decode_rate"] is None else f"{setup['decode_rate']:g} tokens/s per request, "
     most = "" if setup["max_gpus"] is None else f"at most {setup['max_gpus']} "
     gpus = f"{most}GPUs of {setup['capacity_tokens']:,} tokens"
@@ -71,12 +75,28 @@ def _head(outcome: Document) -> Iterator[str]:
     ideally = "" if setup["costs"] == "ideal" else f"in the idealised model, at {bound['decode_rate']:g} tokens/s, "
     for drawn, needs in zip(workload["by_seed"], bound["by_seed"], strict=True):
         yield (
-            f"seed {drawn['seed']}: {drawn['requests']:,} requests, {drawn['capped']:,} of them cut to the capacity; "
+            f"seed {drawn['seed']}: {drawn['requests']:,} requests; "
             f"{ideally}they need {needs['mean']:.2f} GPUs on average at least, {needs['peak']} at peak"
         )
         if rates := drawn.get("hit_rates"):
             pooled = "" if rates["pooled"] is None else f", one of the GPUs' total size {100 * rates['pooled']:.2f} %"
             yield f"one cache for all, without limit, has {100 * rates['unlimited']:.2f} % of the prompt tokens{pooled}"
+
+
+def cut_lines(drawn: Sequence[Mapping[str, Any]], capacity: int) -> Iterator[str]:
+    """The requests that do not fit into a GPU, in means over the seeds: none if all fit."""
+    capped, requests, cut = (mean([each[name] for each in drawn]) for name in ("capped", "requests", "cut_tokens"))
+    tokens = mean(
+        [
+            each["requests"] * (each["prompt_tokens_mean"] + each["output_tokens_mean"]) + each["cut_tokens"]
+            for each in drawn
+        ]
+    )
+    if capped:
+        yield (
+            f"longer than the {capacity:,} tokens of a GPU: cut, {capped:,.0f} of {requests:,.0f} requests "
+            f"({percent(capped / requests)}), by {percent(cut / tokens)} of the tokens"
+        )
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

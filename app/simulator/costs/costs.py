@@ -155,6 +155,13 @@ IDEAL = Costs()
 SHIPPED = Path(__file__).parents[1] / "cost_files"
 """The cost files that come with the simulator."""
 
+SHIPPED_SYSTEMS: Mapping[str, str] = {
+    "a100-40g-13b-pcie": "Llama 2 13B on an NVIDIA A100 with 40 GB, links by PCIe",
+    "h100-8b-nvlink": "Llama 3 8B on an NVIDIA H100, links by NVLink",
+    "rtx4090-7b-pcie": "Llama 2 7B on an NVIDIA RTX 4090, links by PCIe",
+}
+"""The model and the GPU of every shipped cost file."""
+
 _COSTS = TypeAdapter(Costs)
 
 

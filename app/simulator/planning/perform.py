@@ -1,20 +1,25 @@
 """The runs of a plan: every case with every workload, then the oracle's candidates."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from app.simulator.autoscaling.fleet import SimulatedFleet
 from app.simulator.autoscaling.rule import ScalingRule
+from app.simulator.command.order import SimulationOrder
 from app.simulator.command.runs import Tick, perform_all
 from app.simulator.costs.costs import Costs
 from app.simulator.outcome.metrics import Window
 from app.simulator.outcome.service import Counts, ServiceOutcome, ServiceRecorder, parts, served
-from app.simulator.planning.cases import PlanCase
+from app.simulator.planning.cases import PlanCase, plan_cases
 from app.simulator.planning.oracle import CUTS_S, at_once, provisioned, without_peaks
 from app.simulator.workload.workload import Job, Workload
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
 from policies.rules.registry import policy
+
+ROUGH_RUNS = 66
+"""About the number of runs of a plan with one seed."""
 
 TAIL_S = 300.0
 """Seconds after the window in which its requests may end."""
@@ -30,11 +35,12 @@ class PlanRun:
     setup: Setup
     window: Window
     costs: Costs
+    tail_s: float = TAIL_S
 
     @property
     def seconds(self) -> float:
         """The simulated time."""
-        return self.setup.horizon_s + TAIL_S
+        return self.setup.horizon_s + self.tail_s
 
     def perform(self, tick: Tick) -> "PlanResult":
         """Perform the run."""
@@ -108,6 +114,20 @@ def perform_plan(
     ]
     count = len(workloads)
     return [list(results[n * count : (n + 1) * count]) for n in range(len(cases))], candidates
+
+
+def sample_runs(jobs: tuple[Job, ...], order: SimulationOrder) -> list[tuple[int, PlanRun]]:
+    """A run of every contender, and of the oracle, with the numbers of runs that these have."""
+    cases = plan_cases(order.setup, order.costs, jobs)
+    first = {case.contender: case for case in reversed(cases)}
+    counts = Counter(case.contender for case in cases)
+    window, seeds = order.window, len(order.seeds)
+    runs = [
+        (counts[contender] * seeds, PlanRun(case.rule, 0, jobs, case.setup, window, case.costs, 0.0))
+        for contender, case in first.items()
+    ]
+    setup, costs = at_once(order.setup, order.costs)
+    return [*runs, ((1 + len(CUTS_S)) * seeds, PlanRun("pack", 0, jobs, setup, window, costs, 0.0))]
 
 
 def _name(cut_s: float) -> str:

@@ -5,11 +5,12 @@ import json
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.simulator.command.document import Document
+from app.simulator.command.estimate import require_affordable
 from app.simulator.command.order import SimulationOrder
 from app.simulator.errors import BadInput
 from app.simulator.planning.cases import plan_cases
 from app.simulator.planning.document import plan_document
-from app.simulator.planning.perform import perform_plan, simulated_seconds
+from app.simulator.planning.perform import ROUGH_RUNS, perform_plan, sample_runs, simulated_seconds
 from app.simulator.planning.picture import draw_plan
 from app.simulator.planning.text import render_plan
 from app.simulator.workload.workload import draw
@@ -29,6 +30,7 @@ def plan(order: SimulationOrder, quiet: bool) -> Document:
     """Perform all runs of a plan, with a progress bar unless `quiet`. Raises `BadInput` without a service level."""
     if order.setup.service is None:
         raise BadInput("A plan needs a service level: give --ttft-p99 or --itl-p99.")
+    require_affordable(order, ROUGH_RUNS * len(order.seeds), sample_runs)
     workloads = [draw(order.recipe, seed) for seed in order.seeds]
     cases = plan_cases(order.setup, order.costs, workloads[0].jobs)
     total_s = round(simulated_seconds(cases, workloads, order.setup))

@@ -4,9 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from app.simulator.command.document import Document
+from app.simulator.command.text import cut_lines
+from app.simulator.costs.costs import SHIPPED_SYSTEMS
 from app.simulator.planning.cases import LEVEL
+from app.simulator.traces.account import account_lines
 
-HEADING = f"{'GPU-seconds':>11}  {'GPUs mean':>9}  {'peak':>4}  {'TTFT p99':>8}  {'ITL p99':>7}  level"
+HEADING = f"{'GPU-seconds':>11}  {'GPUs mean':>9}  {'peak':>4}  {'TTFT p99 s':>10}  {'ITL p99 ms':>10}  level"
 
 
 def render_plan(plan: Document) -> str:
@@ -22,7 +25,14 @@ def _head(plan: Document) -> Iterator[str]:
         f"{source}: {requests:,.0f} requests in {workload['horizon_s']:,.0f} s, the first {workload['warmup_s']:,.0f} "
         "not counted"
     )
-    yield f"GPUs of {setup['capacity_tokens']:,} tokens, costs {setup['costs']}, level: {_level(setup)}"
+    yield from account_lines(workload["account"])
+    yield from cut_lines(workload["by_seed"], setup["capacity_tokens"])
+    system = SHIPPED_SYSTEMS.get(setup["costs"])
+    yield (
+        f"GPU assumed: {f'{system} ' if system else ''}(--costs {setup['costs']}), {setup['capacity_tokens']:,} tokens "
+        f"of KV cache (--capacity-tokens), {setup['startup_s']:g} s to start (--startup)"
+    )
+    yield f"level: {_level(setup)}"
 
 
 def _level(setup: Mapping[str, Any]) -> str:
@@ -51,13 +61,13 @@ def _classes(plan: Document) -> Iterator[str]:
         return
     yield ""
     width = max(map(len, found))
-    yield f"{'Mell, by class':<{max(width, 14)}}  {'TTFT p99':>8}  {'target':>6}  level"
+    yield f"{'Mell, by class':<{max(width, 14)}}  {'TTFT p99 s':>10}  {'target s':>8}  level"
     for name, ttft_s in found.items():
         level = classes.get(name, {}).get("level")
         target_s = plan["setup"]["ttft_p99_s"] if level is None else level["ttft_p99_s"]
         target = "-" if target_s is None else f"{target_s:g}"
         kept = "kept" if mell["kept_by_class"][name] else "missed"
-        yield f"{name:<{max(width, 14)}}  {ttft_s:>8,.2f}  {target:>6}  {kept}"
+        yield f"{name:<{max(width, 14)}}  {ttft_s:>10,.2f}  {target:>8}  {kept}"
 
 
 def _rows(plan: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -93,7 +103,7 @@ def _cells(case: Mapping[str, Any]) -> str:
     )
     peak = "" if case["gpus_peak"] is None else case["gpus_peak"]
     kept = "kept" if case["keeps_level"] else "missed"
-    return f"{case['gpu_seconds']:>11,.0f}  {case['gpus_mean']:>9.2f}  {peak:>4}  {ttft:>8}  {itl:>7}  {kept}"
+    return f"{case['gpu_seconds']:>11,.0f}  {case['gpus_mean']:>9.2f}  {peak:>4}  {ttft:>10}  {itl:>10}  {kept}"
 
 
 def _answer(plan: Document) -> Iterator[str]:
@@ -110,7 +120,7 @@ def _answer(plan: Document) -> Iterator[str]:
         yield "No case keeps the level."
     elif fewest != LEVEL:
         saved = 1 - cases[fewest]["gpu_seconds"] / level["gpu_seconds"]
-        yield f"With hindsight, {fewest} keeps it with {_less(saved)} GPU-seconds."
+        yield f"With hindsight, {fewest} keeps it with {_compared(saved)}."
     oracle = plan["oracle"]
     if oracle["gpu_seconds"] is not None:
         yield (
@@ -128,15 +138,17 @@ def _verdict(compared: Mapping[str, Any], mell_keeps: bool) -> str:
     if level is None:
         parts.append("no setting keeps the level")
     elif mell_keeps:
-        parts.append(f"Mell takes {_less(level['saved_by_mell'])} GPU-seconds at the level")
+        parts.append(f"Mell takes {_compared(level['saved_by_mell'])} at the level")
     else:
         parts.append(f"one setting or more keeps the level, with {level['gpu_seconds']:,.0f} GPU-seconds at least")
     if equal is None:
         parts.append("no setting has both p99 of Mell")
     else:
-        parts.append(f"Mell takes {_less(equal['saved_by_mell'])} GPU-seconds at equal or better p99")
+        parts.append(f"Mell takes {_compared(equal['saved_by_mell'])} at equal or better p99")
     return "; ".join(parts)
 
 
-def _less(saved: float) -> str:
-    return f"{saved:.0%} fewer" if saved >= 0 else f"{-saved:.0%} more"
+def _compared(saved: float) -> str:
+    if round(saved, 2) == 0:
+        return "about as many GPU-seconds"
+    return f"{abs(saved):.0%} {'fewer' if saved > 0 else 'more'} GPU-seconds"

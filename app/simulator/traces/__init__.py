@@ -7,5 +7,7 @@ request on, lengths, and an account of all that was dropped or changed go out. P
     records   text to rows: CSV with any separator, lines of JSON, arrays, objects of columns
     formats   the known formats, by the names of their columns
     times     numbers and date-times to seconds, and the unit of a column of numbers
-    trace     the requests of a file, and the account
+    rows      rows to arrays of numbers
+    trace     the requests of a file in order of arrival, and the account of what was dropped or changed
+    account   the account as text
 """

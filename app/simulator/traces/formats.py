@@ -69,6 +69,13 @@ _OPTIONAL = {
 }
 """The names of members that the first object of a file may lack."""
 
+TRACE_HELP = (
+    "a trace: CSV or JSON lines, perhaps compressed (gz, zst, xz, bz2), in Mell's format "
+    "(arrival_s,prompt_tokens,output_tokens) or that of Azure, BurstGPT, Mooncake, Qwen-Bailian, ServeGen, vidur, "
+    "splitwise-sim, aiperf or vllm bench serve"
+)
+"""The help for options that take a trace."""
+
 NEEDED = (TraceColumn.TIME, TraceColumn.PROMPT, TraceColumn.OUTPUT)
 """The columns of every trace."""
 

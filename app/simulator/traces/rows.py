@@ -5,7 +5,6 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.simulator.errors import BadInput
 from app.simulator.traces.formats import FoundColumns, TraceColumn
 from app.simulator.traces.records import Records
 from app.simulator.traces.times import TimeColumn, date_time

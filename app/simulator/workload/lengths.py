@@ -6,18 +6,21 @@ the first quantile, and from the last quantile to 100 % with the slope of the la
 extrapolation; that does not matter if they are cut to a replica's capacity, as in the paper's workload.
 """
 
+import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.simulator.errors import BadInput
-from app.simulator.workload.table import Table, read_table
+from app.simulator.traces.records import Records, read_records
+from app.simulator.traces.text import opened_text
+from app.simulator.traces.trace import read_trace_file
 
 QUANTILES = ("percentile", "tail_prompt_tokens", "tail_output_tokens")
-LENGTHS = ("prompt_tokens", "output_tokens")
 
 SHIPPED = "quantiles"
 """The name of the shipped table.
@@ -75,24 +78,40 @@ class Resampled:
 
 
 def read_lengths(name: str) -> Lengths:
-    """The distribution in a file, or the shipped one by its name. Raises `BadInput` for a file of neither kind."""
-    table = read_table(SHIPPED_PATH if name == SHIPPED else Path(name))
-    if not table.rows:
+    """The distribution in a file, or the shipped one by its name. Raises `BadInput` for a file of neither kind.
+
+    A trace needs no times.
+    """
+    path = SHIPPED_PATH if name == SHIPPED else Path(name)
+    with opened_text(path) as text:
+        records = read_records(path, text)
+        if QUANTILES[0] in records.columns:
+            return _quantiles(records)
+    trace = read_trace_file(path, with_names=False, needs_times=False)
+    return Resampled(tuple(zip(trace.prompts, trace.outputs, strict=True)))
+
+
+def _quantiles(table: Records) -> Quantiles:
+    if missing := [name for name in QUANTILES if name not in table.columns]:
+        raise BadInput(f"{table.path} lacks the column(s) {', '.join(missing)}. {table.found}")
+    rows = [_numbers(table, line, cells) for line, cells in table.selected(QUANTILES)]
+    if not rows:
         raise BadInput(f"{table.path} has no rows.")
-    if table.has("percentile"):
-        return _quantiles(table)
-    if table.has(*LENGTHS):
-        return Resampled(tuple((prompt, output) for prompt, output in table.numbers(*LENGTHS)))
-    raise BadInput(f"{table.path} has neither the columns {', '.join(QUANTILES)} nor {', '.join(LENGTHS)}.")
-
-
-def _quantiles(table: Table) -> Quantiles:
-    rows = table.numbers(*QUANTILES)
     shares = [row[0] / 100 for row in rows]
     if any(after <= before for before, after in pairwise([0.0, *shares])) or shares[-1] > 1:
         raise BadInput(f"{table.path}: percentiles must rise from above 0 to 100 at most.")
     prompt, output = (_curve(table.path, shares, [row[column] for row in rows]) for column in (1, 2))
     return Quantiles(prompt, output)
+
+
+def _numbers(table: Records, line: int, cells: Sequence[Any]) -> list[float]:
+    try:
+        values = [float(cell) for cell in cells]
+    except (ValueError, TypeError):
+        values = []
+    if not values or not all(0 <= value < math.inf for value in values):
+        raise table.error(line, f"{', '.join(QUANTILES)} are not all numbers that are 0 or more")
+    return values
 
 
 def _curve(path: Path, shares: list[float], values: list[float]) -> Curve:

@@ -10,12 +10,14 @@
 Step times are fitted to the replicas' reports. The start-up time is the median time from STARTING to RUNNING.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from app.simulator.errors import BadInput
+from app.simulator.traces.trace import Change, TraceAccount
 from app.simulator.workload.workload import ArrivalTrace, Recorded
 from deployments.scheduler.recording import Epoch, PlacedCall, read_recording
 from policies.cost.fit import StepFit
@@ -44,15 +46,10 @@ class RecordedReplicas:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTraffic:
-    """The requests of a recording, in seconds since its first arrival.
-
-    `unplaced` counts the requests that are left out, `cut` those that had not ended.
-    """
+    """The requests of a recording, in seconds since its first arrival, and the measurements of its replicas."""
 
     trace: ArrivalTrace
     replicas: RecordedReplicas
-    unplaced: int
-    cut: int
 
 
 @dataclass(slots=True)
@@ -81,7 +78,8 @@ class _Reader:
 
     courses: dict[RequestId, _Course] = field(default_factory=dict)
     ended: list[_Course] = field(default_factory=list)
-    unplaced: set[RequestId] = field(default_factory=set)
+    unplaced: dict[RequestId, int] = field(default_factory=dict)
+    """The sizes of requests that are older than the recording."""
     statuses: dict[ReplicaId, Status] = field(default_factory=dict)
     starting: dict[ReplicaId, float] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
@@ -115,7 +113,7 @@ class _Reader:
         for request, size in sizes.items():
             course = self.courses.get(request)
             if course is None:
-                self.unplaced.add(request)
+                self.unplaced[request] = size
             elif size > course.size:
                 course.grew_s = now if course.grew_s is None else course.grew_s
                 course.size, course.last_s = size, now
@@ -141,12 +139,20 @@ class _Reader:
 
 
 def is_recording(path: Path) -> bool:
-    """True if the file begins like a recording: with an object of JSON."""
+    """True if the file begins like a recording: with a line of the scheduler's terms."""
     try:
         with path.open("rb") as file:
-            return file.read(1) == b"{"
-    except OSError:
+            terms = json.loads(file.readline(_LINE_BYTES)) if path.is_file() else None
+    except (OSError, ValueError):
         return False
+    return isinstance(terms, dict) and terms.keys() >= _TERMS
+
+
+_TERMS = {"policy", "epoch_s"}
+"""Members of the first line of a recording."""
+
+_LINE_BYTES = 1 << 20
+"""More bytes than the first line of a recording has."""
 
 
 def read_traffic(path: Path) -> RecordedTraffic:
@@ -166,12 +172,20 @@ def read_traffic(path: Path) -> RecordedTraffic:
         raise BadInput(f"{path} contains no arrival of a request.")
     first_s = min(row.at_s for row in rows)
     shifted = (replace(row, at_s=row.at_s - first_s) for row in rows)
-    return RecordedTraffic(
-        ArrivalTrace(tuple(sorted(shifted, key=lambda row: row.at_s))),
-        reader.replicas(terms),
-        len(reader.unplaced),
-        len(reader.courses),
+    trace = ArrivalTrace(tuple(sorted(shifted, key=lambda row: row.at_s)), _account(reader, rows))
+    return RecordedTraffic(trace, reader.replicas(terms))
+
+
+def _account(reader: _Reader, rows: Sequence[Recorded]) -> TraceAccount:
+    """The requests that are left out, and those whose end is not recorded."""
+    kinds = (
+        ("older than the recording: left out", list(reader.unplaced.values())),
+        ("without a recorded end: counted as ended", [course.size for course in reader.courses.values()]),
     )
+    requests = len(rows) + len(reader.unplaced)
+    tokens = sum(row.prompt + row.output for row in rows) + sum(reader.unplaced.values())
+    changes = (Change(what, len(sizes), len(sizes) / requests, sum(sizes) / tokens) for what, sizes in kinds if sizes)
+    return TraceAccount("recording of a scheduler", (), "seconds", requests, changes=tuple(changes))
 
 
 def _rows(reader: _Reader, epoch_s: float) -> Iterator[Recorded]:

@@ -11,18 +11,16 @@ from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from random import Random
+from typing import overload
 
 from app.simulator.errors import BadInput, require_positive
-from app.simulator.workload.hashed import is_hashed, read_hashed
-from app.simulator.workload.lengths import LENGTHS, Lengths
+from app.simulator.traces.rows import ReadWindow
+from app.simulator.traces.trace import WHOLE, Trace, TraceAccount, read_trace_file
+from app.simulator.workload.lengths import Lengths
 from app.simulator.workload.sessions import SessionRequest, SessionShape, Texts, sessions
-from app.simulator.workload.table import read_table
 from policies.model import RequestId, Tokens
 from policies.precedence import DEFAULT_CLASS, Precedence
 from policies.prefix.names import digests, name_of
-
-CLASS = "class"
-"""The column of service classes, which a trace may have."""
 
 SMALLEST_CAPACITY = 8
 """With a smaller capacity some size classes would be empty: they go down to an eighth of it (section VI-C)."""
@@ -86,10 +84,58 @@ class Poisson:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalTrace:
-    """Recorded arrivals, the earliest first."""
+class TracedRows(Sequence[Recorded]):
+    """The requests of a trace, each made when it is asked for, so that millions of them take little memory."""
 
-    rows: tuple[Recorded, ...]
+    trace: Trace
+
+    def __len__(self) -> int:
+        return len(self.trace.at_s)
+
+    @overload
+    def __getitem__(self, index: int) -> Recorded: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Recorded]: ...
+
+    def __getitem__(self, index: int | slice) -> Recorded | list[Recorded]:
+        if isinstance(index, slice):
+            return [self._row(place) for place in range(len(self))[index]]
+        return self._row(range(len(self))[index])
+
+    def _row(self, place: int) -> Recorded:
+        trace, number = self.trace, self.trace.numbers[place]
+        return Recorded(
+            trace.at_s[place],
+            trace.prompts[place],
+            trace.outputs[place],
+            tuple(trace.names.get(number, ())),
+            trace.classes.get(number, ""),
+            trace.sessions.get(number, ""),
+            trace.think_s.get(number, 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalTrace:
+    """Recorded arrivals, the earliest first; from a file with its account."""
+
+    rows: Sequence[Recorded]
+    account: TraceAccount | None = None
+
+    @property
+    def classes(self) -> set[str]:
+        """The service classes of its requests; empty for none."""
+        if isinstance(self.rows, TracedRows):
+            return {*self.rows.trace.classes.values()}
+        return {row.service_class for row in self.rows}
+
+    @property
+    def has_names(self) -> bool:
+        """True if requests have the names of their blocks."""
+        if isinstance(self.rows, TracedRows):
+            return any(self.rows.trace.names.values())
+        return any(row.names for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,36 +172,23 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of one run, the earliest first; `capped` of them were cut to the capacity of a replica."""
+    """The requests of one run, the earliest first; `capped` of them were cut to a replica, by `cut_tokens` in all."""
 
     seed: int
     jobs: tuple[Job, ...]
     capped: int
+    cut_tokens: int = 0
 
 
-def read_trace(path: Path) -> ArrivalTrace:
-    """The requests in a trace file. Raises `BadInput` if the file is not a trace."""
-    if is_hashed(path):
-        rows = [
-            Recorded(each.arrival_s, each.prompt, each.output, each.names, session=each.session, think_s=each.think_s)
-            for each in read_hashed(path)
-        ]
-    else:
-        table = read_table(path)
-        classes = (row.get(CLASS) or "" for row in table.rows)
-        lengths = table.numbers("arrival_s", *LENGTHS)
-        rows = [
-            Recorded(at_s, prompt, output, (), name)
-            for (at_s, prompt, output), name in zip(lengths, classes, strict=True)
-        ]
-    if not rows:
-        raise BadInput(f"{path} has no requests.")
-    return ArrivalTrace(tuple(sorted(rows, key=lambda row: row.at_s)))
+def read_trace(path: Path, window: ReadWindow = WHOLE, *, with_names: bool = True) -> ArrivalTrace:
+    """The requests in a trace file, in a window of it. Raises `BadInput` if the file is not a trace."""
+    trace = read_trace_file(path, window, with_names=with_names)
+    return ArrivalTrace(TracedRows(trace), trace.account)
 
 
 def draw(recipe: Recipe, seed: int) -> Workload:
     """The requests that arrive before the horizon. Equal seeds give equal requests."""
-    jobs, capped = [], 0
+    jobs, capped, cut_tokens = [], 0, 0
     chance = Random(f"{seed}-classes")
     for number, (row, prompt, output) in enumerate(_requests(recipe, seed)):
         kept = _cut(prompt, output, recipe.capacity) if recipe.cap else (prompt, output)
@@ -165,6 +198,7 @@ def draw(recipe: Recipe, seed: int) -> Workload:
                 "leave out --no-cap to have it cut."
             )
         capped += kept != (prompt, output)
+        cut_tokens += prompt + output - sum(kept)
         name = row.service_class or _drawn_class(recipe.shares, chance)
         full = row.names[: kept[0] // recipe.block_tokens] if recipe.block_tokens else ()
         at_s = row.at_s * recipe.time_scale
@@ -173,7 +207,7 @@ def draw(recipe: Recipe, seed: int) -> Workload:
         jobs.append(Job(RequestId(f"r{number}"), at_s, *lengths, full, name, row.session, think_s=think_s))
     if not jobs:
         raise BadInput(f"No request arrives in the first {recipe.horizon_s:g} s.")
-    return Workload(seed, tuple(_in_sessions(jobs, recipe.block_tokens)), capped)
+    return Workload(seed, tuple(_in_sessions(jobs, recipe.block_tokens)), capped, cut_tokens)
 
 
 def _in_sessions(jobs: Sequence[Job], block_tokens: int) -> Iterator[Job]:
@@ -243,7 +277,7 @@ def _drawn_class(shares: Mapping[str, float], chance: Random) -> str:
 
 def _arrivals(recipe: Recipe, seed: int) -> Iterator[Recorded]:
     match recipe.arrivals:
-        case ArrivalTrace(rows):
+        case ArrivalTrace(rows, _):
             yield from rows
         case Poisson(rate, None):
             yield from map(Recorded, poisson_times(rate, seed))

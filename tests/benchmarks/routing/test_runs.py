@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.simulator.errors import BadInput
-from app.simulator.workload.hashed import HashedRow
+from app.simulator.workload.workload import Recorded
 from benchmarks.instruments.runs import append_runs, read_runs
 from benchmarks.routing.case import (
     MOONCAKE,
@@ -106,13 +106,13 @@ def test_the_simulator_plays_a_run() -> None:
 
 
 def test_a_part_of_a_trace_has_equal_texts_for_equal_blocks() -> None:
-    rows = [HashedRow(599.0, 512, 16, (1,), "", 0.0), HashedRow(600.0, 1008, 160, (1, 2), "", 0.0)]
-    rows += [HashedRow(630.0, 1536, 0, (1, 2, 3), "", 0.0), HashedRow(840.0, 512, 16, (1,), "", 0.0)]
+    rows = [Recorded(599.0, 512, 16, (1,)), Recorded(600.0, 1008, 160, (1, 2))]
+    rows += [Recorded(630.0, 1536, 0, (1, 2, 3)), Recorded(840.0, 512, 16, (1,))]
     first, second = with_answers(part_of_trace(rows, 0), MOONCAKE, 0)
     assert (first.at_s, len(first.prompt), first.output) == (0.0, 63, 10)
     assert (second.at_s, len(second.prompt), second.output) == (10.0, 96, 1)
     assert first.session != second.session and second.prompt[:63] == first.prompt
-    longest = next(part_of_trace([HashedRow(1200.0, 120_000, 1, tuple(range(240)), "", 0.0)], 1))
+    longest = next(part_of_trace([Recorded(1200.0, 120_000, 1, tuple(range(240)))], 1))
     assert longest.prompt_tokens == 3000
     with pytest.raises(BadInput, match="needs --traces"):
         case(MOONCAKE, 0)

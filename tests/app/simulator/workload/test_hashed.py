@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app.simulator.workload.hashed import is_hashed
 
 from app.simulator.errors import BadInput
-from app.simulator.workload.hashed import is_hashed
 from app.simulator.workload.workload import Recipe, draw, read_trace
 from policies.model import Tokens
 

@@ -4,9 +4,9 @@ import gzip
 from pathlib import Path
 
 import pytest
+from app.simulator.workload.table import read_table
 
 from app.simulator.errors import BadInput
-from app.simulator.workload.table import read_table
 
 TEXT = "b,a,c\n1,2.5,x\n3,4,y\n"
 
