@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.replay.trace import COLUMNS, TraceRequest
+from app.replay.trace import TraceRequest
 from app.simulator.errors import BadInput
 from app.simulator.planning.__main__ import main as plan
+from app.simulator.traces.formats import MELL_COLUMNS
 from benchmarks.economics.case import LiveCase
 from benchmarks.economics.predict import SERVE_STARTS_S, usual_costs
 
@@ -30,7 +31,7 @@ def print_frontier(case: LiveCase, due: Sequence[TraceRequest]) -> None:
         file.write_text(json.dumps(asdict(costs)))
         with gzip.open(trace, "wt", newline="") as out:
             rows = csv.writer(out)
-            rows.writerow(COLUMNS)
+            rows.writerow(MELL_COLUMNS)
             rows.writerows((each.at_s, each.prompt_tokens, each.output_tokens) for each in due)
         options = {
             "--costs": file,

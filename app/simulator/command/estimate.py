@@ -56,7 +56,8 @@ def require_affordable(order: SimulationOrder, rough_runs: int, sample_runs: Sam
             f"{order.names.trace}: {text}. Give a part: {_busiest(order, arrivals, estimated_s)}. "
             f"With --horizon {math.ceil(seconds)} all of it is simulated."
         )
-    print(f"{text}.", file=sys.stderr)
+    if estimated_s >= _SHORT_S:
+        print(f"{text}.", file=sys.stderr)
 
 
 def _sampled(order: SimulationOrder, arrivals: ArrivalTrace, sample_runs: SampleRuns) -> tuple[int, float]:

@@ -3,7 +3,7 @@
 A run is a value that can be sent to another process and performed there.
 
 Processes are spawned, not forked, so that no state of this process affects a result. Each one writes the virtual time
-of its run to its own cell in shared memory, and reads a flag there that ends it. It ends with this process, too, even if
+of its run to its own cell in shared memory, and reads a flag there that ends it. It ends with this process, even if
 that is killed.
 """
 

@@ -97,6 +97,9 @@ class TraceFormat:
 AIPERF = TraceFormat("aiperf", ("timestamp", "inputlength", "outputlength"), ("sessionid",), unit=TimeUnit.MILLISECONDS)
 """Its sessions have requests with a delay in the place of a time."""
 
+MELL_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+"""The columns of Mell's own format."""
+
 FORMATS = (
     TraceFormat("Mell", ("arrivals", "prompttokens", "outputtokens")),
     TraceFormat("Azure 2025 (multimodal)", ("timestamp", "contexttokens", "generatedtokens"), ("numimages",)),

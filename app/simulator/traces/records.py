@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from app.simulator.errors import BadInput
-from app.simulator.traces.formats import plain, recognised
+from app.simulator.traces.formats import MELL_COLUMNS, plain, recognised
 
 _SEPARATORS = (",", ";", "\t", "|")
 _SHOWN = 12
@@ -97,7 +97,7 @@ def _of_csv(path: Path, first: str, number: int, text: TextIO) -> Records:
     if not recognised(names) and all(re.fullmatch(r"[-+\d.,:;eETZ /\t|]*", name) for name in names):
         raise BadInput(
             f"{path}, line {number} has values in the place of the names of columns: {first.strip()[:80]}. Put a line "
-            "with the names first, such as arrival_s,prompt_tokens,output_tokens."
+            f"with the names first, such as {','.join(MELL_COLUMNS)}."
         )
     return Records(path, tuple(names), _csv_rows(path, number, text, separator))
 

@@ -84,13 +84,14 @@ def test_rows_of_a_trace_keep_prompt_and_output_together(tmp_path: Path) -> None
     [
         (HEADER, "has no rows"),
         ("percentile,tail_prompt_tokens\n50,1\n", r"lacks the column\(s\) tail_output_tokens"),
-        ("prompt_tokens,total\n1,2\n", "has neither the columns percentile, .* nor prompt_tokens, output_tokens"),
+        ("prompt_tokens,total\n1,2\n", "is no trace: it has no output tokens .* Its columns are prompt_tokens, total"),
+        (HEADER + "50,1,x\n", "line 2: percentile, tail_prompt_tokens, tail_output_tokens are not all numbers"),
         (HEADER + "0,1,1\n", "percentiles must rise from above 0"),
         (HEADER + "50,1,1\n50,2,2\n", "percentiles must rise"),
         (HEADER + "50,1,1\n101,2,2\n", "to 100 at most"),
         (HEADER + "50,9,1\n90,8,2\n", "quantiles must not fall"),
     ],
-    ids=["empty", "no column", "neither kind", "zero", "twice", "above 100", "falling"],
+    ids=["empty", "no column", "neither kind", "word", "zero", "twice", "above 100", "falling"],
 )
 def test_a_bad_table_is_refused_with_a_reason(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(BadInput, match=complaint):

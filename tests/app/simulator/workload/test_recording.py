@@ -70,7 +70,11 @@ def test_requests_have_their_arrivals_prompts_and_outputs(tmp_path: Path) -> Non
         Recorded(2.0, 50, 10, service_class="default"),
         Recorded(3.0, 8, 1.0, service_class="default"),
     )
-    assert (traffic.unplaced, traffic.cut) == (1, 2)
+    assert traffic.trace.account is not None
+    assert [(change.what, change.requests) for change in traffic.trace.account.changes] == [
+        ("older than the recording: left out", 1),
+        ("without a recorded end: counted as ended", 2),
+    ]
 
 
 def test_replicas_have_their_measurements(tmp_path: Path) -> None:
@@ -83,11 +87,10 @@ def test_replicas_have_their_measurements(tmp_path: Path) -> None:
 def test_a_recording_differs_from_a_trace_in_its_beginning(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n")
-    assert [is_recording(path) for path in (recording(tmp_path / "e"), trace, tmp_path / "none")] == [
-        True,
-        False,
-        False,
-    ]
+    lines = tmp_path / "trace.jsonl"
+    lines.write_text('{"arrival_s": 1, "prompt_tokens": 2, "output_tokens": 3}\n')
+    assert is_recording(recording(tmp_path / "e"))
+    assert not any(is_recording(path) for path in (trace, lines, tmp_path / "none", tmp_path))
 
 
 def test_a_recording_without_arrivals_is_refused(tmp_path: Path) -> None:

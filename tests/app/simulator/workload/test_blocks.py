@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app.simulator.workload.hashed import is_hashed
 
 from app.simulator.errors import BadInput
 from app.simulator.workload.workload import Recipe, draw, read_trace
@@ -26,7 +25,6 @@ def written(path: Path, *rows: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_prompts_have_the_names_of_their_full_blocks(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name, row(1.0, 30, [1, 9, 10]), row(0.0, 25, [1, 2, 3]))
-    assert is_hashed(path)
     recipe = Recipe(read_trace(path), None, 10.0, Tokens(50), block_tokens=10)
     jobs = draw(recipe, 0).jobs
     # The first prompt's last block is not full; the second is cut to half of the capacity.
@@ -40,27 +38,14 @@ def test_names_are_left_out_unless_caches_are_simulated(tmp_path: Path) -> None:
         Recipe(trace, None, 10.0, Tokens(100), length_scale=2.0, block_tokens=10)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps(row(names=[-1])),
-        json.dumps(row(names=[1 << 64])),
-        '{"arrival_s": 1, "hash_ids": []',
-        '{"hash_ids": [1]}',
-        json.dumps(row(names=["a"])),
-        json.dumps(row(-1)),
-    ],
-)
-def test_a_line_that_is_no_request_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(text)
-    with pytest.raises(BadInput, match="line 1"):
+@pytest.mark.parametrize("names", [[-1], [1 << 64], ["a"], [1.0], {"a": [1]}, 7])
+def test_names_are_whole_numbers(tmp_path: Path, names: Any) -> None:
+    path = written(tmp_path / "trace.jsonl", row(), row(names=names))
+    with pytest.raises(BadInput, match="line 2: hash_ids is no list of whole numbers"):
         read_trace(path)
+    assert not read_trace(path, with_names=False).has_names
 
 
-def test_other_files_are_no_such_trace(tmp_path: Path) -> None:
-    for content in (b"arrival_s,prompt_tokens\n", b'{"version": 1}\n', b"\x1f\x8bbroken", b""):
-        path = tmp_path / "file"
-        path.write_bytes(content)
-        assert not is_hashed(path)
-    assert not is_hashed(tmp_path / "missing")
+def test_names_count_as_caches_only_if_there_are_any(tmp_path: Path) -> None:
+    assert read_trace(written(tmp_path / "trace.jsonl", row())).has_names
+    assert not read_trace(written(tmp_path / "trace.jsonl", row(names=[]))).has_names
