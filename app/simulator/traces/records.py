@@ -130,7 +130,7 @@ def _of_values(path: Path, values: Iterator[tuple[int, Any]]) -> Records:
     if not isinstance(begin, dict):
         return Records(path, (), values, are_objects=True)
     lists = [name for name, value in begin.items() if isinstance(value, list) and plain(name) != "hashids"]
-    if recognised(lists):
+    if recognised(lists) > 1:
         columns = tuple(name for name in lists if recognised([name]))
         return Records(path, columns, _rows_of_columns(path, columns, values))
     inner = [value for value in begin.values() if isinstance(value, list) and value and isinstance(value[0], dict)]

@@ -39,10 +39,10 @@ def test_a_trace_is_read_in_any_known_format_as_far_as_needed(tmp_path: Path) ->
     path = write(
         tmp_path / "t",
         "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        + "".join(f"2024-03-01 12:0{minute}:00.5,{minute},{minute}\n" for minute in range(4)),
+        + "".join(f"2024-03-01 12:0{minute}:00.5,{minute + 1},{minute + 1}\n" for minute in range(4)),
     )
     read = read_trace(path, minutes=2)
-    assert read.requests == (TraceRequest(1, 60.0, 1, 1),)
+    assert read.requests == (TraceRequest(0, 0.0, 1, 1), TraceRequest(1, 60.0, 2, 2))
     assert read.account.format == "Azure 2023/2024"
 
 

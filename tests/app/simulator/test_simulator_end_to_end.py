@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,7 +138,13 @@ def test_a_table_has_the_metrics_of_every_policy(simulated: Simulated, capsys: p
     outcome = simulated(*TWO, "--seeds", "2", "--lengths", "quantiles")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "small_trace.csv.gz, lengths from quantiles; 45 s, the first 10 s not counted"
-    assert lines[2].startswith("seed 0: 40 requests, 2 of them cut to the capacity; they need 3.00 GPUs on average")
+    assert lines[1] == "read as Mell (arrival_s, prompt_tokens, output_tokens), times in seconds"
+    assert re.fullmatch(
+        r"longer than the 1,500 tokens of a GPU: cut, \d of 40 requests \(.* %\), by .* % of the tokens", lines[2]
+    )
+    drawn = outcome["workload"]["by_seed"][0]
+    assert (drawn["capped"], drawn["cut_tokens"] > 0) == (2, True)
+    assert re.match(r"seed 0: 40 requests; they need \d\.\d\d GPUs on average", lines[4])
     names = [line.split()[0] for line in lines[-4:]]
     assert (names[0], names[2]) == ("best_fit", "load_balance")
     assert names[1].startswith("±")
@@ -155,7 +162,7 @@ def test_the_policies_are_listed_with_their_options(capsys: pytest.CaptureFixtur
     ("argv", "complaint"),
     [
         (("--no-cap",), "Request 3 needs 1,036 tokens, more than the 1,000 of a replica: leave out --no-cap"),
-        (("--lengths", "quantiles", "--time-scale", "1000", "--horizon", "100"), "No request arrives in the first"),
+        (("--start", "1000"), "No request arrives after 1000 s"),
     ],
     ids=["larger than a replica", "nothing arrives"],
 )

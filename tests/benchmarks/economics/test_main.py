@@ -142,7 +142,7 @@ def test_windows_are_planned_with_the_requests_and_the_engines_of_the_runs(
     assert economics.main(["--frontier", str(traces), *given, "--slo", "ttft_p99_s=2"]) == 0
     out = capsys.readouterr().out
     assert "steady.csv.gz: 4 requests in 80 s, the first 20 not counted" in out
-    assert "GPUs of 16,384 tokens" in out and "level: TTFT p99 2 s" in out
+    assert "16,384 tokens of KV cache" in out and "level: TTFT p99 2 s" in out
     assert "Mell with this level keeps the level on 1.00 GPUs on average" in out
     assert economics.main(["--frontier", str(traces), *given]) == economics.BAD_INPUT
     assert "give --slo" in capsys.readouterr().err

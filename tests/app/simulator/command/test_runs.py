@@ -1,7 +1,11 @@
 """Carrying out runs, here and in other processes."""
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from app.simulator.command.runs import SimulationRun, perform_all
@@ -60,3 +64,25 @@ def test_a_run_that_fails_ends_the_others_and_raises() -> None:
     endless = replace(RUN, setup=replace(SETUP, horizon_s=1e9), window=Window(0.0, 1e9))
     with pytest.raises(ValueError, match="there is no policy 'none'"):
         perform_all([endless, replace(RUN, policy="none")], 2, ignore)
+
+
+@pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_command(killed_by: signal.Signals) -> None:
+    code = (
+        "from dataclasses import replace\n"
+        "from app.simulator.command.runs import perform_all\n"
+        "from tests.app.simulator.command.test_runs import RUN, Window\n"
+        "if __name__ == '__main__':\n"
+        "    endless = replace(RUN, setup=replace(RUN.setup, horizon_s=1e9), window=Window(0.0, 1e9))\n"
+        "    perform_all([endless] * 2, 2, lambda now: print(now, flush=True))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        # Both of them compute before the command is killed.
+        while float(command.stdout.readline()) < 2.0:
+            pass
+        children = psutil.Process(command.pid).children(recursive=True)
+        command.send_signal(killed_by)
+    assert len(children) >= 2
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive

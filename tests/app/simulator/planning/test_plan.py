@@ -16,6 +16,8 @@ from app.simulator.planning.report import plan
 from app.simulator.planning.text import render_plan
 from app.simulator.workload.workload import draw
 from tests.app.replay.make_small_trace import PATH
+from tests.app.simulator.planning.make_example import PATH as EXAMPLE
+from tests.app.simulator.planning.make_example import lines
 
 SMALL = (str(PATH), "--capacity-tokens", "9000", "--warmup", "10", "--processes", "1", "--quiet")
 EASY = ("--ttft-p99", "60", "--itl-p99", "300")
@@ -80,7 +82,12 @@ def test_a_level_that_no_case_keeps() -> None:
 def test_the_answer_is_a_table_and_sentences() -> None:
     head, table, answer = render_plan(planned(*EASY)).split("\n\n")
     assert head.startswith(f"{PATH.name}: 40 requests in ")
-    assert "level: TTFT p99 60 s, ITL p99 300 ms" in head
+    assert head.splitlines()[1:] == [
+        "read as Mell (arrival_s, prompt_tokens, output_tokens), times in seconds",
+        "GPU assumed: Llama 2 13B on an NVIDIA A100 with 40 GB, links by PCIe (--costs a100-40g-13b-pcie), 9,000 "
+        "tokens of KV cache (--capacity-tokens), 30 s to start (--startup)",
+        "level: TTFT p99 60 s, ITL p99 300 ms",
+    ]
     lines = table.splitlines()
     assert len({len(line) for line in lines[:2]}) <= 2 and lines[1].startswith("Mell at the level ")
     assert sum(line.startswith("Ray Serve's autoscaler: ") for line in lines) in (1, 2)
@@ -95,7 +102,7 @@ def test_a_plan_of_service_classes_reports_each_with_its_level() -> None:
     assert level["kept_by_class"] == {"batch": False, "chat": True, "default": True} and not level["keeps_level"]
     assert set(level["ttft_p99_by_class_s"]) == {"batch", "chat", "default"} and found["fewest"] is None
     by_class = render_plan(found).split("\n\n")[2].splitlines()
-    assert by_class[0].split() == ["Mell,", "by", "class", "TTFT", "p99", "target", "level"]
+    assert by_class[0].split() == ["Mell,", "by", "class", "TTFT", "p99", "s", "target", "s", "level"]
     assert [(line.split()[0], *line.split()[2:]) for line in by_class[1:]] == [
         ("batch", "0.05", "missed"),
         ("chat", "40", "kept"),
@@ -115,6 +122,8 @@ def test_a_level_that_only_others_keep() -> None:
     assert "Ray Serve's autoscaler: one setting or more keeps the level, with " in answer
     assert "KV utilisation: no setting keeps the level; no setting has both p99 of Mell." in answer
     assert "Mell takes 25% more GPU-seconds at equal or better p99." in answer
+    worst["at_equal_service"]["saved_by_mell"] = 0.001
+    assert "Mell takes about as many GPU-seconds at equal or better p99." in render_plan(found)
 
 
 def test_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,3 +152,7 @@ def test_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 def test_bad_input_is_one_sentence(argv: Sequence[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *argv]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_the_example_matches_its_script() -> None:
+    assert EXAMPLE.read_text().split() == lines()
