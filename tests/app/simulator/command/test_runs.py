@@ -85,4 +85,6 @@ def test_no_process_outlives_the_command(killed_by: signal.Signals) -> None:
         command.send_signal(killed_by)
     assert len(children) >= 2
     _, alive = psutil.wait_procs(children, timeout=20)
+    for child in alive:
+        child.kill()
     assert not alive
