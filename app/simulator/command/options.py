@@ -261,7 +261,7 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
         type=int,
         metavar="N",
         help="simulate prefix caches: tokens of a block; of a trace with hash_ids, those that an id stands for, 512 in "
-        "Mooncake's",
+        "Mooncake's, 16 in Qwen-Bailian's",
     )
     add(
         "--routing",

@@ -59,6 +59,7 @@ class TraceRows:
     conversations: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The time of the latest request of every session, and the tokens of the conversation."""
     column: TimeColumn = field(init=False)
+    has_times: bool = field(init=False)
     count: int = 0
     latest: float = -math.inf
     failed: CountedRequests = field(default_factory=CountedRequests)
@@ -69,6 +70,7 @@ class TraceRows:
 
     def __post_init__(self) -> None:
         self.column = TimeColumn(self.found.unit, self.found.unit_is_certain)
+        self.has_times = self.found.columns[TraceColumn.TIME] is not None
 
     def read_rows(self, window: ReadWindow) -> None:
         """Read the rows, up to a block that begins after the window."""
@@ -100,10 +102,8 @@ class TraceRows:
         if error and str(error).strip().lower() not in _NO_ERROR:
             self.failed.count_request(_or_0(prompt) + _or_0(output))
             return
-        prompt, output = (
-            self._amount(line, column, value)
-            for column, value in ((TraceColumn.PROMPT, prompt), (TraceColumn.OUTPUT, output))
-        )
+        prompt = self._amount(line, TraceColumn.PROMPT, prompt)
+        output = self._amount(line, TraceColumn.OUTPUT, output)
         if not output:
             self.failed.count_request(prompt)
             return
@@ -149,11 +149,10 @@ class TraceRows:
 
     def _time(self, line: int, value: Any) -> float:
         """A time in the unit of the column."""
-        if self.found.columns[TraceColumn.TIME] is None:
+        if not self.has_times:
             return float(self.count)
         try:
-            at = float(value)
-            are_dates = False
+            at, are_dates = float(value), False
         except (ValueError, TypeError):
             if not isinstance(value, str) or _is_empty(value):
                 return self._amount(line, TraceColumn.TIME, value)
@@ -161,11 +160,13 @@ class TraceRows:
                 at, are_dates = date_time(value), True
             except ValueError:
                 name = self.found.columns[TraceColumn.TIME]
-                raise self.records.error(line, f"{name} is neither a number nor a date-time: {value}") from None
-        if self.times and are_dates is not self.column.are_dates:
-            raise self.records.error(line, "date-times and numbers are mixed")
-        self.column.are_dates = are_dates
-        return at if are_dates else self._amount(line, TraceColumn.TIME, value)
+                problem = f"{name} is neither a number nor a date-time: {value[:80]}"
+                raise self.records.error(line, problem) from None
+        if are_dates is not self.column.are_dates:
+            if self.times:
+                raise self.records.error(line, "date-times and numbers are mixed")
+            self.column.are_dates = are_dates
+        return at if are_dates or 0 <= at < math.inf else self._amount(line, TraceColumn.TIME, value)
 
     def _session(self, line: int, session: Any) -> str:
         if not isinstance(session, str | int):

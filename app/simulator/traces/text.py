@@ -18,7 +18,7 @@ _PEEKED = 8
 """The bytes at the beginning of a file that show its kind."""
 
 
-def _open_zstd(raw: IO[bytes]) -> IO[bytes]:
+def _open_zstd(raw: IO[bytes]) -> Any:
     # Imported here: only files of this kind need the package.
     try:
         from backports import zstd
