@@ -82,7 +82,7 @@ NEEDED = (TraceColumn.TIME, TraceColumn.PROMPT, TraceColumn.OUTPUT)
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A format: its columns by their plain names, further columns that tell it from others, the unit of its times.
+    """A format: its columns by their plain names, further columns that others lack, the unit of its times.
 
     With `is_sparse`, seconds are whole and may be far apart, so that values do not show another unit.
     """

@@ -31,7 +31,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class FileRecords:
     """The columns of a file by its first row, and its rows with the numbers of their lines.
 
     A row is a list in the order of the columns, or an object, which may have other members than the first.
@@ -72,7 +72,7 @@ class Records:
         return f"Its columns are {shown}{f' and {more:,} more' if more > 0 else ''}."
 
 
-def read_records(path: Path, text: TextIO) -> Records:
+def read_records(path: Path, text: TextIO) -> FileRecords:
     """The records in a text. Raises `BadInput` for a file without any; the iteration raises it for a damaged row."""
     first, number = "", 0
     while not first.strip():
@@ -88,7 +88,7 @@ def read_records(path: Path, text: TextIO) -> Records:
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
-def _of_csv(path: Path, first: str, number: int, text: TextIO) -> Records:
+def _of_csv(path: Path, first: str, number: int, text: TextIO) -> FileRecords:
     try:
         headers = [(separator, _header(first, separator)) for separator in _SEPARATORS]
     except csv.Error as error:
@@ -99,7 +99,7 @@ def _of_csv(path: Path, first: str, number: int, text: TextIO) -> Records:
             f"{path}, line {number} has values in the place of the names of columns: {first.strip()[:80]}. Put a line "
             f"with the names first, such as {','.join(MELL_COLUMNS)}."
         )
-    return Records(path, tuple(names), _csv_rows(path, number, text, separator))
+    return FileRecords(path, tuple(names), _csv_rows(path, number, text, separator))
 
 
 def _header(line: str, separator: str) -> list[str]:
@@ -121,22 +121,22 @@ def _csv_rows(path: Path, number: int, text: TextIO, separator: str) -> Iterator
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _of_values(path: Path, values: Iterator[tuple[int, Any]]) -> Records:
+def _of_values(path: Path, values: Iterator[tuple[int, Any]]) -> FileRecords:
     first = next(values, None)
     if first is None:
         raise BadInput(f"{path} is empty: it has no requests.")
     line, begin = first
     values = chain([first], values)
     if not isinstance(begin, dict):
-        return Records(path, (), values, are_objects=True)
+        return FileRecords(path, (), values, are_objects=True)
     lists = [name for name, value in begin.items() if isinstance(value, list) and plain(name) != "hashids"]
     if recognised(lists) > 1:
         columns = tuple(name for name in lists if recognised([name]))
-        return Records(path, columns, _rows_of_columns(path, columns, values))
+        return FileRecords(path, columns, _rows_of_columns(path, columns, values))
     inner = [value for value in begin.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
     if not recognised([*begin]) and len(inner) == 1:
-        return Records(path, tuple(inner[0][0]), ((line, each) for each in inner[0]), are_objects=True)
-    return Records(path, tuple(begin), values, are_objects=True)
+        return FileRecords(path, tuple(inner[0][0]), ((line, each) for each in inner[0]), are_objects=True)
+    return FileRecords(path, tuple(begin), values, are_objects=True)
 
 
 def _rows_of_columns(

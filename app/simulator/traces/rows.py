@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.simulator.traces.formats import FoundColumns, TraceColumn
-from app.simulator.traces.records import Records
+from app.simulator.traces.records import FileRecords
 from app.simulator.traces.times import TimeColumn, date_time
 
 _BLOCK = 1 << 16
@@ -43,7 +43,7 @@ class CountedRequests:
 class TraceRows:
     """The rows of a file so far."""
 
-    records: Records
+    records: FileRecords
     found: FoundColumns
     with_names: bool
     times: "array[float]" = field(default_factory=lambda: array("d"))

@@ -3,8 +3,8 @@
 Of a window, no more is read than needed: the reader stops after a block of rows that all begin later.
 
     failed calls      calls with an error, or without an answer: dropped
-    duplicates        requests that equal another one in everything, its time included: dropped if times tell requests
-                      apart in this trace, so that equal times are no coincidence; else kept
+    duplicates        requests that equal another one in everything, its time included: dropped if times
+                      distinguish the requests of this trace, so that equal ones are no coincidence; else kept
     empty prompts     get one token
     turns             requests with a delay after the answer before in the place of a time, as in aiperf's sessions:
                       their prompts are counted with the conversation before them
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from app.simulator.errors import BadInput
 from app.simulator.traces.formats import NEEDED, TraceColumn, found_columns, plain
-from app.simulator.traces.records import Records, read_records
+from app.simulator.traces.records import FileRecords, read_records
 from app.simulator.traces.rows import CountedRequests, ReadWindow, TraceRows
 from app.simulator.traces.text import opened_text
 from app.simulator.traces.times import shown
@@ -30,7 +30,7 @@ _DESCRIBED = {
 }
 
 _COINCIDENCES = 0.01
-"""Times tell requests apart if at most this share of the requests has the time of another one."""
+"""Times distinguish requests if at most this share of the requests has the time of another one."""
 
 _SAMPLE = 1000
 """The requests among which lengths must differ."""
@@ -67,7 +67,7 @@ class TraceAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class FileTrace:
     """The requests of a file as columns, in order of arrival.
 
     `at_s` are seconds from the beginning of the window on, `numbers` the places of the requests in the file. Names of
@@ -90,7 +90,7 @@ WHOLE = ReadWindow()
 
 def read_trace_file(
     path: Path, window: ReadWindow = WHOLE, *, with_names: bool = True, needs_times: bool = True
-) -> Trace:
+) -> FileTrace:
     """The requests of a file in any known format, and the names of their blocks `with_names`.
 
     Where times are not needed, requests without them come at intervals of a second. Raises `BadInput` if the file
@@ -106,14 +106,14 @@ def read_trace_file(
     return _trace(rows, window)
 
 
-def _no_trace(records: Records, missing: Iterable[TraceColumn]) -> BadInput:
+def _no_trace(records: FileRecords, missing: Iterable[TraceColumn]) -> BadInput:
     if "request_throughput" in records.columns:
         return BadInput(f"{records.path} has only totals: vllm bench serve writes its requests with --save-detailed.")
     lacking = " and no ".join(_DESCRIBED[column] for column in missing)
     return BadInput(f"{records.path} is no trace: it has no {lacking}. {records.found}")
 
 
-def _trace(rows: TraceRows, window: ReadWindow) -> Trace:
+def _trace(rows: TraceRows, window: ReadWindow) -> FileTrace:
     """The requests of the window. Raises `BadInput` if there is none."""
     times, column = rows.times, rows.column
     if not times:
@@ -133,7 +133,7 @@ def _trace(rows: TraceRows, window: ReadWindow) -> Trace:
     if not kept:
         raise BadInput(f"No request arrives after {window.start_s:g} s.")
     waits = rows.delays or plain(rows.found.columns[TraceColumn.SESSION] or "session") == "session"
-    return Trace(
+    return FileTrace(
         at_s,
         array("d", map(rows.prompts.__getitem__, kept)),
         array("d", map(rows.outputs.__getitem__, kept)),
@@ -183,7 +183,7 @@ def _changes(rows: TraceRows, places: Sequence[int]) -> tuple[set[int], Iterator
 
 
 def _duplicates(rows: TraceRows, places: Sequence[int]) -> tuple[set[int], bool]:
-    """Requests that equal an earlier one, and True if times tell requests apart so well that this is no coincidence."""
+    """Requests that equal an earlier one, and True if times distinguish requests, so that this is no coincidence."""
     found: set[int] = set()
     together = 0
     for _, group in groupby(places, rows.times.__getitem__):

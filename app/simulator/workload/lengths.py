@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Protocol
 
 from app.simulator.errors import BadInput
-from app.simulator.traces.records import Records, read_records
+from app.simulator.traces.records import FileRecords, read_records
 from app.simulator.traces.text import opened_text
 from app.simulator.traces.trace import read_trace_file
 
@@ -91,7 +91,7 @@ def read_lengths(name: str) -> Lengths:
     return Resampled(tuple(zip(trace.prompts, trace.outputs, strict=True)))
 
 
-def _quantiles(table: Records) -> Quantiles:
+def _quantiles(table: FileRecords) -> Quantiles:
     if missing := [name for name in QUANTILES if name not in table.columns]:
         raise BadInput(f"{table.path} lacks the column(s) {', '.join(missing)}. {table.found}")
     rows = [_numbers(table, line, cells) for line, cells in table.selected(QUANTILES)]
@@ -104,7 +104,7 @@ def _quantiles(table: Records) -> Quantiles:
     return Quantiles(prompt, output)
 
 
-def _numbers(table: Records, line: int, cells: Sequence[Any]) -> list[float]:
+def _numbers(table: FileRecords, line: int, cells: Sequence[Any]) -> list[float]:
     try:
         values = [float(cell) for cell in cells]
     except (ValueError, TypeError):

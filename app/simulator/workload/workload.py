@@ -15,7 +15,7 @@ from typing import overload
 
 from app.simulator.errors import BadInput, require_positive
 from app.simulator.traces.rows import ReadWindow
-from app.simulator.traces.trace import WHOLE, Trace, TraceAccount, read_trace_file
+from app.simulator.traces.trace import WHOLE, FileTrace, TraceAccount, read_trace_file
 from app.simulator.workload.lengths import Lengths
 from app.simulator.workload.sessions import SessionRequest, SessionShape, Texts, sessions
 from policies.model import RequestId, Tokens
@@ -87,7 +87,7 @@ class Poisson:
 class TracedRows(Sequence[Recorded]):
     """The requests of a trace, each made when it is asked for, so that millions of them take little memory."""
 
-    trace: Trace
+    trace: FileTrace
 
     def __len__(self) -> int:
         return len(self.trace.at_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.simulator.traces.trace import Trace, read_trace_file
+from app.simulator.traces.trace import FileTrace, read_trace_file
 
 Request = tuple[int, int, int]
 """Milliseconds, prompt tokens and output tokens."""
@@ -55,14 +55,14 @@ def moment(at_ms: int, form: str) -> str:
 OWN = table("arrival_s,prompt_tokens,output_tokens", lambda n, r: (r[0] / 1000, r[1], r[2]))
 
 
-def read_text(folder: Path, content: str | bytes, name: str = "trace", **options: Any) -> Trace:
+def read_text(folder: Path, content: str | bytes, name: str = "trace", **options: Any) -> FileTrace:
     """The requests of a file with this content."""
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return read_trace_file(path, **options)
 
 
-def requests_of(trace: Trace) -> list[tuple[float, float, float]]:
+def requests_of(trace: FileTrace) -> list[tuple[float, float, float]]:
     """Times, prompts and outputs."""
     return list(zip(trace.at_s, trace.prompts, trace.outputs, strict=True))
 
