@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +59,28 @@ RELAY = "benchmarks.instruments.relay"
 ROOT = Path(__file__).parent.parent
 
 Device = Literal["cpu", "cuda"]
+
+
+class StartLimit:
+    """The longest start of servers, and a way for another thread to give it up.
+
+    On an H100 a start took 100 s, most of it imports and compilation; on a CPU that others use it takes as long.
+    """
+
+    def __init__(self, seconds: float = 300.0) -> None:
+        self.seconds = seconds
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        """End the starts that have not ended."""
+        self._given_up.set()
+
+    def wait(self, began: float) -> None:
+        """Wait a moment. Raises RuntimeError once a start that `began` then (monotonic, seconds) is over."""
+        if self._given_up.wait(0.5):
+            raise RuntimeError("it was given up")
+        if time.monotonic() - began > self.seconds:
+            raise RuntimeError(f"not within {self.seconds:.0f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +135,6 @@ class Rig:
     def context(self) -> int:
         """The longest context of a request, in tokens."""
         return int(self.extra.get("max_model_len", self.shape.context))
-
-    @property
-    def start_limit_s(self) -> float:
-        """The longest start of a server; on an H100 one took 100 s, most of it imports and compilation.
-
-        On a CPU that others use it takes as long.
-        """
-        return 300.0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -223,10 +238,11 @@ def bare_vllm(
     log: Path | None = None,
     flags: Sequence[str] = (),
     environment: Mapping[str, str] = {},
+    limit: StartLimit | None = None,
 ) -> Iterator[int]:
     """Run vLLM's OpenAI server, with further flags and variables. See `mell` for `log`."""
     command, variables = [*rig.vllm_command(port), *flags], {**rig.vllm_environment, **environment}
-    with _process(command, port, "bare vLLM", variables, rig.start_limit_s, log):
+    with _process(command, port, "bare vLLM", variables, log, limit):
         yield port
 
 
@@ -237,12 +253,14 @@ def control(port: int, rig: Rig = Rig(), log: Path | None = None, relayed: bool 
     With `relayed`, the engine's outputs pass through one more process.
     """
     command = [*rig.vllm_command(port, CONTROL), *(["--relayed"] if relayed else [])]
-    with _process(command, port, "control", rig.vllm_environment, rig.start_limit_s, log):
+    with _process(command, port, "control", rig.vllm_environment, log):
         yield port
 
 
 @contextlib.contextmanager
-def mell(port: int, replicas: int, rig: Rig = Rig(), log: Path | None = None, **args: Any) -> Iterator[int]:
+def mell(
+    port: int, replicas: int, rig: Rig = Rig(), log: Path | None = None, limit: StartLimit | None = None, **args: Any
+) -> Iterator[int]:
     """Run Mell with a fixed number of engine replicas, and with migrations by order only.
 
     `args` are merged into the application's settings. The server's output goes to the file `log`, if given.
@@ -262,7 +280,7 @@ def mell(port: int, replicas: int, rig: Rig = Rig(), log: Path | None = None, **
         # Not the script `serve`, which need not be installed.
         command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
         name = f"Mell, {replicas} replica(s)"
-        with _process(command, port, name, rig.environment, rig.start_limit_s, log):
+        with _process(command, port, name, rig.environment, log, limit):
             yield port
 
 
@@ -295,7 +313,12 @@ def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _process(
-    command: list[str], port: int, name: str, environment: Mapping[str, str], limit_s: float, log: Path | None
+    command: list[str],
+    port: int,
+    name: str,
+    environment: Mapping[str, str],
+    log: Path | None,
+    limit: StartLimit | None = None,
 ) -> Iterator[None]:
     """Start a server, wait until it is healthy, and end it with the block.
 
@@ -305,17 +328,20 @@ def _process(
     health = f"http://127.0.0.1:{port}/health"
     if _healthy(health):
         raise RuntimeError(f"{name} cannot start: something answers at {health}")
-    started = time.monotonic()
+    started, limit = time.monotonic(), limit or StartLimit()
     with tempfile.TemporaryDirectory() as folder:
         written = log or Path(folder) / "server.log"
         with written.open("w") as output:
             process = keep(command, environment=os.environ | environment, output=output)
         try:
             while not _healthy(health):
-                if process.poll() is not None or time.monotonic() - started > limit_s:
-                    raise RuntimeError(f"{name} did not start:\n{written.read_text()[-3000:]}")
-                time.sleep(0.5)
+                if (status := process.poll()) is not None:
+                    raise RuntimeError(f"it ended with status {status}")
+                limit.wait(started)
             print(f"{name}: up after {time.monotonic() - started:.0f} s", flush=True)
+        except RuntimeError as error:
+            raise RuntimeError(f"{name} did not start: {error}\n{written.read_text()[-3000:]}") from None
+        else:
             yield
         finally:
             process.terminate()

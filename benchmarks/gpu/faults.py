@@ -14,7 +14,7 @@ from app.client.errors import ClientError
 from benchmarks.chaos.server import Server, connect, read_answer
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.equality import TimedAnswer, draw_offers, is_whole
-from benchmarks.gpu.record import FaultRow
+from benchmarks.gpu.record import FaultRow, ReplacementRow
 
 POLL_S = 0.05
 END_S = 30.0
@@ -25,7 +25,8 @@ END_S = 30.0
 class Strike:
     """Drain or kill (SIGKILL) the replica with the most streams at a fifth of their answers.
 
-    The streams are awaited to their ends, and then the return of the former number of replicas for `back_s` at most.
+    The streams are awaited to their ends, and then the return of the former number of replicas for `back_s` at most,
+    and no longer than the step has time.
     """
 
     fault: Literal["drain", "kill"]
@@ -55,22 +56,26 @@ class Strike:
                 self.kill(victim["pids"][0], signal.SIGKILL)
             empty_s = await _until(lambda: _is_empty(server, victim["id"]), began, END_S)
             await asyncio.gather(*reading)
-            back_s = await _until(lambda: _has_running(server, len(before)), began, self.back_s)
             labels = {offer.label for offer in offers}
             outcomes = Counter(
                 f"{record['outcome']} by {record['path']}"
                 for record in await server.migrations()
                 if record["label"] in labels
             )
-        broken = [
-            str(answer.error or answer.broken or f"{answer.tokens} tokens, finish {answer.finish}")[:200]
-            for offer, answer in zip(offers, answers, strict=True)
-            if not is_whole(answer, offer)
-        ]
-        gap_s = round(max(answer.longest_gap_s for answer in answers), 3)
-        held = len(victim["requests"])
-        where = (bench.conditions, self.fault, len(offers), held, broken, gap_s)
-        bench.record.add(FaultRow(*where, empty_s, back_s, dict(outcomes)))
+            broken = [
+                str(answer.error or answer.broken or f"{answer.tokens} tokens, finish {answer.finish}")[:200]
+                for offer, answer in zip(offers, answers, strict=True)
+                if not is_whole(answer, offer)
+            ]
+            gap_s = round(max(answer.longest_gap_s for answer in answers), 3)
+            held = len(victim["requests"])
+            where = (bench.conditions, self.fault, len(offers), held, broken, gap_s)
+            bench.record.add(FaultRow(*where, empty_s, dict(outcomes)))
+            if self.back_s:
+                passed = asyncio.get_running_loop().time() - began
+                limit_s = min(self.back_s, passed + bench.time.left_s)
+                back_s = await _until(lambda: _has_running(server, len(before)), began, limit_s)
+                bench.record.add(ReplacementRow(bench.conditions, self.fault, back_s))
 
 
 async def _running(server: Server) -> Sequence[dict[str, Any]]:

@@ -1,10 +1,11 @@
 """The parts of a run: servers, and the steps that measure them, the most important part first; pure.
 
-A part takes at most `PART_S` with the start and the end of its servers, and all parts on one GPU together at most
-`TOTAL_S`. A start takes 100 s on an H100, so steps that need the same servers are one part.
+A part takes at most `PART_S` with the start and the end of its servers. The first `FIRST` parts on one GPU together
+take at most `FIRST_S`, the time for which GPUs are lent. A start takes 100 s on an H100, so steps that need the same
+servers are one part; no two parts have the same servers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +15,15 @@ from benchmarks.gpu.equality import CompareMoved, CompareStock
 from benchmarks.gpu.faults import Strike
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
 from benchmarks.gpu.serving import MeasureServing
+from benchmarks.instruments.moved import STOP_AND_COPY
 from benchmarks.servers import Rig
 from deployments.config import MAPPED, ON_GPU
 from migration.protocol.sizing import GPU_CHUNK, HOST_CHUNK, MAPPED_SLOTS, SENT_SLOTS
 
-PART_S, TOTAL_S = 480, 1500
+PART_S = 480
+FIRST, FIRST_S = 3, 840
+_START_S, _ROUND_S = 100, 50
+"""Seconds of a start, and of one round of a part's steps with the end of its servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,11 @@ class RunPart:
     servers: ServerSet | None = None
     gpus: int = 1
 
+    @property
+    def least_s(self) -> float:
+        """The shortest time, in seconds, in which the part gives rows."""
+        return min(self.limit_s, _ROUND_S if self.servers is None else _START_S + _ROUND_S)
+
 
 def full_plan(rig: Rig) -> list[RunPart]:
     """The parts of a run on the rig's device."""
@@ -86,25 +96,8 @@ def full_plan(rig: Rig) -> list[RunPart]:
 
 def _on_gpus(rig: Rig) -> list[RunPart]:
     small, large = replace(rig, model="small"), replace(rig, model="8b")
+    moves = (512, 2048, 8192, 24576)
     return [
-        RunPart(
-            "checks",
-            "the tests for GPUs, the stages of a move without an engine, NCCL",
-            160,
-            (RunTests(), MeasureStages(), CheckNccl()),
-        ),
-        RunPart(
-            "moves",
-            "pause and copying against the context, neighbours, memory, a drain (8B shape, cuda_ipc)",
-            390,
-            (
-                MeasureMemory(),
-                MeasureMoves((512, 2048, 8192, 24576), weight=3.0),
-                MeasureNeighbours(8192),
-                Strike("drain", weight=0.5),
-            ),
-            ServerSet(large, 2),
-        ),
         RunPart(
             "serving",
             "throughput and latency beside vLLM's own server at 16, 64 and 256 streams (8B shape)",
@@ -113,11 +106,29 @@ def _on_gpus(rig: Rig) -> list[RunPart]:
             ServerSet(large, 1, bare=True),
         ),
         RunPart(
+            "moves",
+            "pause and copying against the context, a drain, neighbours, memory (8B shape, cuda_ipc)",
+            300,
+            (
+                MeasureMoves(moves, weight=3.0),
+                Strike("drain", weight=0.5),
+                MeasureNeighbours(8192),
+                MeasureMemory(),
+            ),
+            ServerSet(large, 2),
+        ),
+        RunPart(
             "texts-invariant",
             "moved against unmoved texts with controls, batch-invariant kernels; kill -9 of a replica",
-            340,
+            310,
             (CompareMoved(rounds=2), CompareStock(rounds=2), Strike("kill", back_s=80)),
             ServerSet(replace(small, invariant=True), 2, bare=True),
+        ),
+        RunPart(
+            "checks",
+            "the tests for GPUs, the stages of a move without an engine, NCCL",
+            160,
+            (RunTests(), MeasureStages(), CheckNccl()),
         ),
         RunPart(
             "texts",
@@ -134,10 +145,24 @@ def _on_gpus(rig: Rig) -> list[RunPart]:
             ServerSet(large, 2, migration={"transport": "shared"}),
         ),
         RunPart(
+            "moves-256",
+            "pause and copying with slots of 256 MiB",
+            170,
+            (MeasureMoves((8192, 24576), ("pre-copy",), repeat=3),),
+            ServerSet(large, 2, migration={"transport": "cuda_ipc", "slots": 4, "slot_mib": 256}),
+        ),
+        RunPart(
+            "stop-and-copy",
+            "the pause without copying beforehand",
+            190,
+            (MeasureMoves(moves, ("stop-and-copy",), repeat=3),),
+            ServerSet(large, 2, migration={"transport": "cuda_ipc", **STOP_AND_COPY}),
+        ),
+        RunPart(
             "nccl",
             "pause and copying over NCCL between two GPUs, neighbours",
             300,
-            (MeasureMoves((512, 2048, 8192, 24576), weight=3.0), MeasureNeighbours(8192)),
+            (MeasureMoves(moves, weight=3.0), MeasureNeighbours(8192)),
             ServerSet(large, 2, migration={"transport": "nccl"}),
             gpus=2,
         ),
@@ -151,16 +176,12 @@ def _on_cpu(rig: Rig) -> list[RunPart]:
         CompareStock(streams=4, prompt=200, output=150, rounds=1),
     )
     moves = (
-        MeasureMemory(),
         MeasureMoves((256, 1024, 2048), repeat=3, weight=3.0),
-        MeasureNeighbours(1024, rounds=2),
         Strike("drain", streams=8, prompt=200, output=300),
+        MeasureNeighbours(1024, rounds=2),
+        MeasureMemory(),
     )
     return [
-        RunPart("checks", "the tests for GPUs, which are all skipped", 60, (RunTests(),)),
-        RunPart(
-            "moves", "pause and copying against the context, neighbours, memory, a drain", 300, moves, ServerSet(rig, 2)
-        ),
         RunPart(
             "serving",
             "throughput and latency beside vLLM's own server",
@@ -169,12 +190,16 @@ def _on_cpu(rig: Rig) -> list[RunPart]:
             ServerSet(rig, 1, bare=True),
         ),
         RunPart(
+            "moves", "pause and copying against the context, a drain, neighbours, memory", 300, moves, ServerSet(rig, 2)
+        ),
+        RunPart(
             "texts",
             "moved against unmoved texts with controls; kill -9 of a replica",
             300,
             (*texts, Strike("kill", streams=8, prompt=200, output=300, back_s=60)),
             ServerSet(rig, 2, bare=True),
         ),
+        RunPart("checks", "the tests for GPUs, which are all skipped", 60, (RunTests(),)),
     ]
 
 
@@ -192,14 +217,12 @@ def short_plan(rig: Rig) -> list[RunPart]:
     return [RunPart("short", "every step with servers, as small as can be", 300, steps, ServerSet(rig, 2, bare=True))]
 
 
-def next_parts(parts: Iterable[RunPart], done: set[str], seconds: float) -> list[RunPart]:
-    """The parts that are not done, in order, as long as their limits fit into `seconds` together."""
-    chosen: list[RunPart] = []
-    for part in parts:
-        if part.name in done:
-            continue
-        seconds -= part.limit_s
-        if seconds < 0:
-            break
-        chosen.append(part)
-    return chosen
+def next_part(parts: Iterable[RunPart], done: Collection[str], left_s: float) -> RunPart | None:
+    """The first part that is not done, with at most `left_s` seconds; None if that is less than its least time.
+
+    A later part does not overtake: the parts are in the order of their importance.
+    """
+    part = next((part for part in parts if part.name not in done), None)
+    if part is None or left_s < part.least_s:
+        return None
+    return replace(part, limit_s=min(part.limit_s, left_s))

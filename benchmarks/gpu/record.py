@@ -183,7 +183,7 @@ class FaultRow:
     """A drain or a kill -9 of a replica while streams run.
 
     `held` are its streams, `broken` those of all that did not end with their last token. `empty_s` is the time until
-    the replica has no request, `back_s` until as many replicas run as before; None: not within the part.
+    the replica has no request; None: not within the part.
     """
 
     conditions: str
@@ -193,9 +193,18 @@ class FaultRow:
     broken: Sequence[str]
     longest_gap_s: float | None
     empty_s: float | None
-    back_s: float | None
     outcomes: Mapping[str, int]
     kind: Literal["fault"] = "fault"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementRow:
+    """The time from a fault until as many replicas run as before it; None: not within the part."""
+
+    conditions: str
+    fault: Literal["drain", "kill"]
+    seconds: float | None
+    kind: Literal["replacement"] = "replacement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +233,7 @@ Row = (
     | ServingRow
     | EqualityRow
     | FaultRow
+    | ReplacementRow
     | MemoryRow
 )
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="kind")])

@@ -17,6 +17,7 @@ from benchmarks.gpu.record import (
     NcclRow,
     NeighbourRow,
     PartRow,
+    ReplacementRow,
     RunRecord,
     ServingRow,
     Spread,
@@ -197,12 +198,13 @@ def _faults(record: RunRecord, pictures: Pictures) -> list[str]:
     rows = record.of(FaultRow)
     lines: list[str] = []
     for conditions in _by_conditions(rows):
+        replaced = {row.fault: row.seconds for row in record.of(ReplacementRow) if row.conditions == conditions}
         cells = (
             [
                 {"drain": "drain", "kill": "kill -9"}[row.fault],
                 f"{row.held} of {row.streams}" if row.held is not None else f"some of {row.streams}",
                 f"{len(row.broken)}",
-                *("" if s is None else number(s) for s in (row.longest_gap_s, row.empty_s, row.back_s)),
+                *("" if s is None else number(s) for s in (row.longest_gap_s, row.empty_s, replaced.get(row.fault))),
                 ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items()),
             ]
             for row in rows

@@ -12,7 +12,7 @@ cupy = pytest.importorskip("cupy", reason="CuPy is installed with make setup DEV
 pytest.importorskip("cupy.cuda.nccl")
 
 
-OWN = {"free_bytes", "mapped", "changed", "ids", "made", "waiting", "error", "known"}
+OWN = {"free_bytes", "mapped", "changed", "ids", "made", "waiting", "error", "known", "apart", "current"}
 """Members for tests, which CuPy does not have."""
 
 

@@ -1,6 +1,8 @@
 """The command: its exit status, its list, and the files that it brings out."""
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,14 +40,8 @@ def test_without_a_gpu_nothing_is_measured(
 def test_parts_are_listed(one_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        "checks",
-        "moves",
-        "serving",
-        "texts-invariant",
-        "texts",
-        "shared",
-    ]
+    names = "serving moves texts-invariant checks texts shared moves-256 stop-and-copy"
+    assert [line.split()[0] for line in lines] == names.split()
 
 
 def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,12 +52,15 @@ def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces parts by rows of their end; has their names. The part `serving` fails."""
+    """Replaces parts by rows of their end; has their names and limits. The part `moves` fails, and takes 200 s."""
     names: list[str] = []
+    passed = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: passed[0])
 
-    def play(part: RunPart, record: RunRecord, folder: Path) -> PartRow:
-        names.append(part.name)
-        row = PartRow(part.name, "failed" if part.name == "serving" else "whole", 1.0)
+    def play(part: RunPart, record: RunRecord, folder: Path, after_step: Callable[[], None]) -> PartRow:
+        names.append(f"{part.name} {part.limit_s:.0f}")
+        passed[0] += 200 if part.name == "moves" else 100
+        row = PartRow(part.name, "failed" if part.name == "moves" else "whole", 1.0)
         record.add(row)
         return row
 
@@ -72,13 +71,41 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_calls_go_on_where_the_last_one_ended(one_gpu: None, played: list[str], tmp_path: Path) -> None:
     state = ["--state", str(tmp_path / "state"), "--commit", "abc1234"]
-    assert main(["--minutes", "9.5", *state]) == 0
-    assert played == ["checks", "moves"]
-    assert main(["--minutes", "5", *state]) == 1, "a part failed"
-    assert played == ["checks", "moves", "serving"]
-    assert main(["--minutes", "5", *state]) == 1 and played[3:] == ["serving"], "it is tried again"
-    assert main(["checks", "texts", *state]) == 0 and played[4:] == ["checks", "texts"]
-    assert main([*state[:2], "--commit", "another"]) == 2 and len(played) == 6
+    assert main(["--budget", "300", *state]) == 1, "a part failed"
+    assert played == ["serving 230", "moves 200"]
+    assert main(["--budget", "540", *state]) == 1 and played[2:] == ["moves 300", "texts-invariant 310", "checks 160"]
+    assert main(["--budget", "140", *state]) == 0 and len(played) == 5, "too little for servers"
+    assert main(["checks", "texts", "--limit", "texts=99", *state]) == 0 and played[5:] == ["checks 160", "texts 99"]
+    assert main([*state[:2], "--commit", "another"]) == 2 and len(played) == 7
+
+
+def test_limit_of_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--limit", "everything=9"])
+    assert "no such part: everything" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_part_with_what_it_has(
+    one_gpu: None, played: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def play(part: RunPart, record: RunRecord, folder: Path, after_step: Callable[[], None]) -> PartRow:
+        record.add(ROWS[1])
+        after_step()
+        assert len((out / "results.jsonl").read_text().splitlines()) == 2, "rows come out after each step"
+        record.add(ROWS[2])
+        signal.raise_signal(number)
+        raise AssertionError("the signal interrupts")
+
+    monkeypatch.setattr(command, "play", play)
+    former, out = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)], tmp_path / "out"
+    try:
+        assert main(["--state", str(tmp_path / "state"), "--out", str(out)]) == 130
+    finally:
+        for each, handler in zip((signal.SIGINT, signal.SIGTERM), former, strict=True):
+            signal.signal(each, handler)
+    assert len((out / "results.jsonl").read_text().splitlines()) == 3
+    assert {"page.md", "logs.tgz"} < {path.name for path in out.iterdir()}
 
 
 def test_results_are_at_most_8_files(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_page_has_every_row(tmp_path: Path) -> None:
         "A remark.",
         "| 64 | tokens_per_s tok/s | 1,234 [1, 2] | 2,000 [1, 2] | 0.6 |",
         "| Mell, cuda_ipc | greedy | cached = moved by kv | 15 of 16 | 14 of 16 |",
-        "| kill -9 | 9 of 16 | 1 | 0.055 | 0.5 |  | 4 committed by kv |",
+        "| kill -9 | 9 of 16 | 1 | 0.055 | 0.5 | 77.5 | 4 committed by kv |",
         "| tokens | target | 3 | 1.25 | 22.5 | 6.5 | 8.5 |",
         "| 64 MiB | 107 [100, 110] |",
         "`pytest tests/gpu`: 31 passed, 7 skipped",

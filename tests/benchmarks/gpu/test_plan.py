@@ -7,7 +7,7 @@ import pytest
 
 from app.settings import Settings
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
-from benchmarks.gpu.plan import PART_S, TOTAL_S, RunPart, ServerSet, full_plan, next_parts, short_plan
+from benchmarks.gpu.plan import FIRST, FIRST_S, PART_S, RunPart, ServerSet, full_plan, next_part, short_plan
 from benchmarks.gpu.serving import MeasureServing
 from benchmarks.instruments.moved import STOP_AND_COPY
 from benchmarks.servers import Rig
@@ -30,12 +30,20 @@ def every_part() -> Iterator[RunPart]:
 
 def test_parts_keep_to_the_times() -> None:
     assert all(part.limit_s <= PART_S for part in every_part())
-    assert sum(part.limit_s for part in full_plan(GPU)) <= TOTAL_S
+    for rig in (GPU, CPU):
+        assert sum(part.limit_s for part in full_plan(rig)[:FIRST]) <= FIRST_S
+        assert [part.name.split("-")[0] for part in full_plan(rig)[:FIRST]] == ["serving", "moves", "texts"]
     assert len({part.name for part in full_plan(GPUS)}) == len(full_plan(GPUS))
 
 
 def test_nccl_needs_two_gpus() -> None:
     assert [part.name for part in full_plan(GPUS)] == [*(part.name for part in full_plan(GPU)), "nccl"]
+
+
+def test_no_two_parts_have_the_same_servers() -> None:
+    for rig in (GPUS, CPU):
+        servers = [part.servers for part in full_plan(rig) if part.servers is not None]
+        assert all(one != other for i, one in enumerate(servers) for other in servers[:i])
 
 
 def test_servers_settings_are_valid() -> None:
@@ -102,8 +110,19 @@ def test_conditions_name_what_a_part_sets() -> None:
     assert short.servers is not None and short.servers.conditions.endswith("on the CPU; shared, 4 slots of 8 MiB")
 
 
-def test_next_parts_are_those_that_fit() -> None:
-    parts = [RunPart(name, "", limit, ()) for name, limit in (("a", 100), ("b", 300), ("c", 50))]
-    assert [p.name for p in next_parts(parts, set(), 400)] == ["a", "b"]
-    assert [p.name for p in next_parts(parts, {"a"}, 360)] == ["b", "c"]
-    assert [p.name for p in next_parts(parts, set(), 399)] == ["a"], "a later part does not overtake"
+@pytest.mark.parametrize(
+    ("done", "left_s", "expected"),
+    [
+        (set(), 400, ("a", 300)),
+        (set(), 200, ("a", 200)),
+        (set(), 149, None),
+        ({"a"}, 149, ("b", 100)),
+        ({"a"}, 60, ("b", 60)),
+        ({"a", "b"}, 400, None),
+    ],
+    ids=["whole", "in what is left", "too little for a start", "without servers", "the rest", "all done"],
+)
+def test_next_part_fits_into_what_is_left(done: set[str], left_s: float, expected: tuple[str, float] | None) -> None:
+    parts = [RunPart("a", "", 300, (), ServerSet(CPU, 2)), RunPart("b", "", 100, ())]
+    found = next_part(parts, done, left_s)
+    assert (found and (found.name, found.limit_s)) == expected

@@ -2,6 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,7 +18,7 @@ from benchmarks.gpu.bench import Allotment, Bench
 from benchmarks.gpu.plan import RunPart, ServerSet
 from benchmarks.gpu.record import FailureRow, NoteRow, PartRow, RunRecord, StartRow
 from benchmarks.gpu.running import play, share
-from benchmarks.servers import Rig
+from benchmarks.servers import Rig, StartLimit
 from tests.benchmarks.gpu.rows import ORIGIN
 
 
@@ -87,7 +91,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield 1
         events.append(f"{name} down")
 
-    def both(servers: ServerSet, name: str, folder: Path) -> Sequence[AbstractContextManager[int]]:
+    def both(servers: ServerSet, name: str, folder: Path, limit: StartLimit) -> Sequence[AbstractContextManager[int]]:
         return [server("mell", True), server("vllm", servers.bare)]
 
     monkeypatch.setattr(running, "_servers", both)
@@ -150,6 +154,64 @@ def test_servers_that_do_not_start_fail_the_part_and_end_the_others(servers: lis
     assert not step.seen and servers == ["mell up", "mell down"] and record.done == set()
     assert record.of(FailureRow)[0].error == "RuntimeError: vllm did not start"
     assert record.of(PartRow)[0].outcome == "failed"
+
+
+@pytest.mark.parametrize("ended", ["by an error", "by an interrupt"])
+def test_start_that_ends_early_ends_the_others_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    limits: list[StartLimit] = []
+    begun = threading.Event()
+
+    @contextlib.contextmanager
+    def hanging(limit: StartLimit) -> Iterator[int]:
+        begun.set()
+        while True:
+            limit.wait(time.monotonic())
+        yield 1
+
+    @contextlib.contextmanager
+    def failing() -> Iterator[int]:
+        begun.wait()
+        if ended == "by an error":
+            raise RuntimeError("no such argument")
+        os.kill(os.getpid(), signal.SIGINT)
+        yield 1
+
+    def both(servers: ServerSet, name: str, folder: Path, limit: StartLimit) -> Sequence[AbstractContextManager[int]]:
+        limits.append(limit)
+        return [hanging(limit), failing()]
+
+    monkeypatch.setattr(running, "_servers", both)
+    record, whole = RunRecord([ORIGIN]), part(FakeStep(), limit_s=600)
+    if ended == "by an error":
+        assert play(whole, record, tmp_path).outcome == "failed"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            play(whole, record, tmp_path)
+    assert limits[0].seconds == 600 - running.END_S - running.STEPS_S
+    (failure,) = record.of(FailureRow)
+    assert failure.error.startswith("RuntimeError: no such" if ended == "by an error" else "KeyboardInterrupt")
+    assert record.of(PartRow)[0].outcome == "failed" and record.done == set()
+
+
+def test_interrupt_within_a_step_ends_the_servers(servers: list[str], tmp_path: Path) -> None:
+    def interrupt(bench: Bench) -> None:
+        record.add(NoteRow("", "its rows so far"))
+        signal.raise_signal(signal.SIGINT)
+
+    record, last = RunRecord([ORIGIN]), FakeStep()
+    with pytest.raises(KeyboardInterrupt):
+        play(part(FakeStep(interrupt), last), record, tmp_path)
+    assert sorted(servers[2:]) == ["mell down", "vllm down"] and not last.seen and record.of(NoteRow)
+    assert record.of(PartRow)[0].outcome == "failed"
+
+
+def test_rows_are_brought_out_after_each_step(servers: list[str], tmp_path: Path) -> None:
+    seen: list[int] = []
+    record = RunRecord([ORIGIN])
+    play(part(FakeStep(), FakeStep(fail)), record, tmp_path, lambda: seen.append(len(record.rows)))
+    assert seen == [2, 3]
 
 
 def test_part_without_servers_has_no_rig(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -20,7 +20,16 @@ from benchmarks.gpu.checks import TESTS, CheckNccl, MeasureMemory, RunTests, by_
 from benchmarks.gpu.equality import TimedAnswer, count_equal, draw_offers, is_whole, relabel
 from benchmarks.gpu.faults import Strike
 from benchmarks.gpu.moving import MovedCell
-from benchmarks.gpu.record import FaultRow, MemoryRow, NcclRow, RunRecord, Spread, StageRow, SuiteRow
+from benchmarks.gpu.record import (
+    FaultRow,
+    MemoryRow,
+    NcclRow,
+    ReplacementRow,
+    RunRecord,
+    Spread,
+    StageRow,
+    SuiteRow,
+)
 from benchmarks.instruments.moved import MoveSample
 from benchmarks.servers import ROOT, Rig
 from tests.benchmarks.gpu.rows import ORIGIN
@@ -241,11 +250,19 @@ async def test_fault_hits_the_fullest_replica(
         killed.append((pid, number))
         cluster.lost.set()
 
-    await Strike(fault, streams=3, prompt=20, output=20, back_s=0.1, kill=kill).run(bench)
+    def wait(condition: object, began: float, limit_s: float) -> Awaitable[float | None]:
+        if limit_s == 80:
+            assert bench.record.of(FaultRow), "the row is there before the wait for the replacement"
+        return until(condition, began, 0.1)  # type: ignore[arg-type]
+
+    until = faults._until
+    monkeypatch.setattr(faults, "_until", wait)
+    await Strike(fault, streams=3, prompt=20, output=20, back_s=80, kill=kill).run(bench)
     assert cluster.drained == (["many"] if fault == "drain" else [])
     assert killed == ([(3, signal.SIGKILL)] if fault == "kill" else [])
     (row,) = bench.record.of(FaultRow)
-    assert (row.fault, row.streams, row.held, row.back_s) == (fault, 3, 2, None)
+    assert (row.fault, row.streams, row.held) == (fault, 3, 2)
+    assert bench.record.of(ReplacementRow) == [ReplacementRow(bench.conditions, fault, None)]
     assert row.empty_s is not None and row.outcomes == {"committed by kv": 3}
     assert row.broken == (["the replica is gone"] * 3 if breaks else [])
     json.dumps(row.outcomes)
