@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from app.ingress.access.keys import VARIABLE, digest
 from app.settings import Settings, check_installed, describe_errors
 from app.tinymodel import cache_root
 from app.vllm_cli.document import render
+from app.vllm_cli.flags import removed_flags
 from app.vllm_cli.translation import FlagsRefused, Host, Translation, translate
 from deployments.replica.imports import CPU_BUILD, is_installed
 
@@ -32,6 +34,8 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TR
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; a start does not return. Exits with status 1 for flags with which Mell cannot serve."""
+    if lines := removed_flags([*arguments, *flags_in_file(arguments)]):
+        fail(lines)
     from app.vllm_cli.command_line import parse  # imports vLLM, in seconds
 
     try:
@@ -60,6 +64,18 @@ def main(arguments: Sequence[str]) -> None:
 def fail(lines: Iterable[str]) -> NoReturn:
     """Exit with status 1."""
     raise SystemExit("\n".join(f"mell serve: {line}" for line in lines))
+
+
+def flags_in_file(arguments: Sequence[str]) -> list[str]:
+    """The flags in vLLM's configuration file, if one is given that can be read; vLLM reports all others."""
+    for flag, file in pairwise(arguments):
+        if flag == "--config":
+            try:
+                held = yaml.safe_load(Path(file).read_text("utf-8"))
+            except (OSError, ValueError, yaml.YAMLError):
+                return []
+            return [f"--{name}" for name in held] if isinstance(held, dict) else []
+    return []
 
 
 def locate(name: str) -> str | None:

@@ -5,6 +5,8 @@ A test compares these tables with the parser of the installed vLLM, so that a ne
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 
 def _words(text: str) -> list[str]:
@@ -71,6 +73,7 @@ PLACED: Mapping[str, str] = {
     "otlp_traces_endpoint": "`ingress.otlp_traces_endpoint`",
     "hf_token": "`engine_kwargs.hf_token` for the token of the Hugging Face login; a token belongs into `HF_TOKEN`",
     "data_parallel_backend": "`ray` and `mp` are the same, since Mell's replicas are Ray actors",
+    "distributed_executor_backend": "`mp` is what Mell does: the workers of a replica are its own processes",
 }
 """Flags with a place of their own in Mell's settings, and that place."""
 
@@ -165,6 +168,8 @@ _ONE_SOURCE = "Mell's own connector moves the KV cache: remove it"
 _PARALLEL = "only --tensor-parallel-size splits a replica: write it, or more replicas with --max-replicas"
 _PER_REPLICA = "every replica reads the events of its own engine: remove it"
 _PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
+OWN_PROCESSES = "the workers of a replica are its own processes, and replicas are Ray actors: remove it"
+"""The reason against workers that are Ray's."""
 _WHOLE_MODEL = "every replica has the whole model, encoders included: remove it"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
@@ -203,10 +208,7 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     "Ray assigns the GPUs: set CUDA_VISIBLE_DEVICES in the environment": ["device_ids"],
     "diffusion models are not served: remove it": ["diffusion_config"],
     "requests have no other form than vLLM's own: remove it": ["io_processor_plugin"],
-    "the workers of a replica are its own processes, and replicas are Ray actors: remove it": [
-        "distributed_executor_backend",
-        "ray_workers_use_nsight",
-    ],
+    OWN_PROCESSES: ["ray_workers_use_nsight"],
     "Mell serves HTTP: remove it": ["grpc", "grpc_port"],
     "Mell logs texts whole with --enable-log-outputs, and not at all without: remove it": ["max_log_len"],
     "Mell continues the requests of a failed replica on others: remove it": [
@@ -233,15 +235,130 @@ REFUSED: Mapping[str, str] = {name: reason for reason, names in _REFUSED.items()
 """Flags that Mell cannot serve with, and what to write instead; a default value is accepted."""
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedFlag:
+    """A flag that vLLM had before the version `since`, and what to write `instead`."""
+
+    since: str
+    instead: str
+
+    @property
+    def reason(self) -> str:
+        """The sentence for messages."""
+        return f"vLLM removed it in {self.since}: {self.instead}"
+
+
+_BEFORE_TABLES = "0.8"
+"""The version of flags that 0.8.5, the oldest release compared, no longer has."""
+
+_SPECULATION = "write --spec-method, --spec-model and --spec-tokens, or --speculative-config"
+_GUIDED = "write --structured-outputs-config '{%s}'"
+_EPLB = "write --eplb-config '{\"%s\": ...}'"
+_GONE = "remove it"
+
+_REMOVED: Mapping[tuple[str, str], Sequence[str]] = {
+    ("0.28", "scales of the KV cache are the checkpoint's: remove it"): ["calculate_kv_scales"],
+    ("0.28", _GONE): ["override_attention_dtype"],
+    ("0.27", "--long-prefill-token-threshold bounds long prompts: remove it"): _words(
+        "max_long_partial_prefills max_num_partial_prefills"
+    ),
+    ("0.19", _GONE): ["disable_frontend_multiprocessing"],
+    ("0.18", f"engines compute preempted requests again; for cached KV, {_HOST_MEMORY}"): ["swap_space"],
+    ("0.18", _GONE): ["use_gpu_for_pooling_score"],
+    ("0.17", f"{_LOGGED}: remove it"): ["disable_log_requests"],
+    ("0.17", "write --logits-processors"): ["logits_processor_pattern"],
+    ("0.13", "write --cudagraph-capture-sizes"): ["cuda_graph_sizes"],
+    ("0.13", "write --mm-processor-cache-gb 0"): ["disable_mm_preprocessor_cache"],
+    ("0.13", "write --mm-encoder-tp-mode data"): ["enable_multimodal_encoder_data_parallel"],
+    ("0.13", "remove it for texts; for other tasks write --runner pooling, and --convert if the model generates"): [
+        "task"
+    ],
+    ("0.12", _EPLB % "log_balancedness"): ["eplb_log_balancedness"],
+    ("0.12", _EPLB % "step_interval"): ["eplb_step_interval"],
+    ("0.12", _EPLB % "window_size"): ["eplb_window_size"],
+    ("0.12", _EPLB % "num_redundant_experts"): ["num_redundant_experts"],
+    ("0.12", _GUIDED % '"backend": "xgrammar"'): ["guided_decoding_backend"],
+    ("0.12", _GUIDED % '"disable_fallback": true'): ["guided_decoding_disable_fallback"],
+    ("0.12", _GUIDED % '"disable_any_whitespace": true'): ["guided_decoding_disable_any_whitespace"],
+    ("0.12", _GUIDED % '"disable_additional_properties": true'): ["guided_decoding_disable_additional_properties"],
+    ("0.12", "write --pooler-config"): ["override_pooler_config"],
+    ("0.12", _GONE): _words("lora_extra_vocab_size num_lookahead_slots"),
+    ("0.11.1", "write --hf-overrides '{\"rope_parameters\": {...}}'"): _words("rope_scaling rope_theta"),
+    ("0.11.1", _GONE): ["enable_lora_bias"],
+    ("0.11", "write --max-cudagraph-capture-size, in requests, or remove it"): ["max_seq_len_to_capture"],
+    ("0.11", _GONE): _words("disable_async_output_proc preemption_mode scheduler_delay_factor"),
+    ("0.10.2", "write --additional-config"): ["override_neuron_config"],
+    ("0.10.2", "an engine plans every step: remove it"): _words("multi_step_stream_outputs num_scheduler_steps"),
+    ("0.10", "LoRA adapters have replaced prompt adapters: write --enable-lora and --lora-modules"): _words(
+        "enable_prompt_adapter max_prompt_adapter_token max_prompt_adapters prompt_adapters"
+    ),
+    ("0.10", "vLLM's build decides: remove it"): ["device"],
+    ("0.10", "--reasoning-parser suffices: remove it"): ["enable_reasoning"],
+    ("0.10", "that is the default; --exclude-tools-when-tool-choice-none is the contrary: remove it"): [
+        "expand_tools_even_if_tool_choice_none"
+    ],
+    ("0.10", "write --lora-modules"): ["qlora_adapter_name_or_path"],
+    ("0.10", _GONE): _words(
+        "long_lora_scaling_factors tokenizer_pool_extra_config tokenizer_pool_size tokenizer_pool_type "
+        "use_v2_block_manager"
+    ),
+    (_BEFORE_TABLES, _SPECULATION): _words(
+        "ngram_prompt_lookup_max ngram_prompt_lookup_min num_speculative_tokens spec_decoding_acceptance_method "
+        "speculative_disable_by_batch_size speculative_draft_tensor_parallel_size speculative_max_model_len "
+        "speculative_model speculative_model_quantization"
+    ),
+    (_BEFORE_TABLES, f"{OWN_PROCESSES}"): _words("engine_use_ray worker_use_ray"),
+}
+
+REMOVED: Mapping[str, RemovedFlag] = {
+    name: RemovedFlag(since, instead) for (since, instead), names in _REMOVED.items() for name in names
+}
+"""Flags of earlier versions of vLLM. The versions are those of the first release whose command line lacks the flag."""
+
+
 def why_refused(name: str, value: object) -> str | None:
     """The reason why `engine_kwargs` must not have an argument with this value, and what to write instead; or None.
 
     Values that switch an argument off are accepted.
     """
+    if name in REMOVED:
+        return as_settings(REMOVED[name].reason)
     reason = {**REFUSED, **_OF_ENGINES}.get(name)
     if reason is None or value in (None, False) or (value == 1 and name in _SIZES):
         return None
-    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), reason)
+    if name == "distributed_executor_backend" and value == "mp":
+        return None
+    return as_settings(reason)
+
+
+def as_settings(sentence: str) -> str:
+    """A sentence with flags, with the names of `engine_kwargs` instead."""
+    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), sentence)
+
+
+def experts_over_ranks(arguments: Mapping[str, Any]) -> int | None:
+    """The GPUs of one model whose experts are spread over data-parallel ranks; None for any other model.
+
+    Such ranks are no copies of the model: each has a share of the experts only.
+    """
+    ranks = [arguments.get(name) or 1 for name in ("data_parallel_size", "data_parallel_size_local")]
+    if not arguments.get("enable_expert_parallel") or not all(isinstance(n, int) for n in ranks):
+        return None
+    workers: int = arguments.get("tensor_parallel_size") or 1
+    return max(ranks) * workers if max(ranks) > 1 else None
+
+
+EXPERTS_TOO = (*_REFUSED[_PLACING], "data_parallel_size")
+"""The arguments that go when a model with experts over its ranks becomes one replica."""
+
+
+def whole_experts(gpus: int) -> str:
+    """What to write for one model with its experts spread over so many GPUs."""
+    return (
+        f"with --enable-expert-parallel the ranks are one model on {gpus} GPUs, not copies of it: write "
+        f"--tensor-parallel-size {gpus} instead, and --enable-expert-parallel as it is, for a replica with its experts "
+        f"on {gpus} GPUs of one node"
+    )
 
 
 _FLAG = re.compile(r"--([a-z][a-z-]*)")
@@ -253,6 +370,7 @@ _SIZES = frozenset(
 _OF_ENGINES: Mapping[str, str] = {
     "allowed_media_domains": "write ingress.allowed_media_domains instead",
     "data_parallel_size": "write deployment_config.autoscaling_config.max_replicas instead",
+    "distributed_executor_backend": OWN_PROCESSES,
     "model": "write model_loading_config.model_source instead",
 }
 """Arguments of engines whose flags `mell serve` accepts."""
@@ -272,6 +390,17 @@ PATHS = (
     "tool_parser_plugin",
 )
 """Flags that may name a file or folder; replicas have another working directory."""
+
+
+def removed_flags(arguments: Sequence[str]) -> list[str]:
+    """The removed ones among the flags of a command line or of vLLM's configuration file, one line each."""
+    lines = []
+    for argument in arguments:
+        name = argument.partition("=")[0].partition(".")[0].removeprefix("--").replace("-", "_")
+        known = name if name in REMOVED else name.removeprefix("no_")
+        if argument.startswith("--") and known in REMOVED:
+            lines.append(f"{option(name)}: {REMOVED[known].reason}")
+    return lines
 
 
 def option(name: str, value: object = None) -> str:

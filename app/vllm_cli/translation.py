@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.settings import CPU_ENGINE
-from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PATHS, REFUSED, option
+from app.vllm_cli.flags import (
+    ENGINE,
+    EXPERTS_TOO,
+    FRONTEND,
+    IGNORED,
+    OWN_PROCESSES,
+    PATHS,
+    REFUSED,
+    experts_over_ranks,
+    option,
+    whole_experts,
+)
 
 Flags = Mapping[str, Any]
 """The given flags whose values differ from vLLM's defaults, by their names in vLLM's parser."""
@@ -78,8 +89,14 @@ def translate(
 def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[str]:
     if not _model_name(flags):
         yield "name a model: mell serve MODEL"
-    for name in sorted(REFUSED.keys() & flags.keys()):
+    gpus = experts_over_ranks(flags)
+    together = sorted(flags.keys() & set(EXPERTS_TOO)) if gpus is not None else []
+    if gpus is not None:
+        yield f"{', '.join(option(name, flags[name]) for name in together)}: {whole_experts(gpus)}"
+    for name in sorted((REFUSED.keys() & flags.keys()).difference(together)):
         yield f"{option(name, flags[name])}: {REFUSED[name]}"
+    if (backend := flags.get("distributed_executor_backend", "mp")) != "mp":
+        yield f"--distributed-executor-backend {backend}: {OWN_PROCESSES}"
     if isinstance(flags.get("hf_token"), str):
         yield "--hf-token: set HF_TOKEN in the environment instead, so that no file has the token"
     if flags.get("data_parallel_backend", "mp") not in ("mp", "ray"):

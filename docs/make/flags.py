@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PLACED, REFUSED, option
+from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PLACED, REFUSED, REMOVED, option
 
 PAGE = Path(__file__).parents[1] / "vllm-flags.md"
 
@@ -35,6 +35,14 @@ As `ingress.frontend_kwargs`, with underscores ([frontend.md](frontend.md#argume
 """
 
 
+_REMOVED = """\
+## Removed by vLLM
+
+Flags of earlier versions, which recipes still have. The message names the first release without the flag, and what to
+write instead; `engine_kwargs` with these names are refused likewise.
+"""
+
+
 def page() -> str:
     """The text of docs/vllm-flags.md."""
     placed = {option(name): place for name, place in PLACED.items() if name != "model_tag"}
@@ -46,6 +54,7 @@ def page() -> str:
         _FRONTEND + "\n" + _list(FRONTEND),
         "## Without effect\n\n" + _table(("Flag", "Reason"), _coded(ignored)),
         "## Refused\n\nThe message has the flag and this sentence.\n\n" + _table(("Flags", "Sentence"), _by_reason()),
+        _REMOVED + "\n" + _table(("Flag", "Gone since", "Instead"), _removed()),
     ]
     return "\n".join(parts)
 
@@ -57,13 +66,18 @@ def _by_reason() -> Iterable[tuple[str, str]]:
         yield ", ".join(f"`{option(name)}`" for name in names), reason
 
 
+def _removed() -> Iterable[tuple[str, ...]]:
+    for name, flag in sorted(REMOVED.items()):
+        yield f"`{option(name)}`", flag.since, flag.instead
+
+
 def _coded(rows: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     return ((f"`{flag}`", text) for flag, text in sorted(rows.items()))
 
 
-def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    lines = [f"| {left} | {right} |" for left, right in (head, *rows)]
-    return "\n".join([lines[0], "|---|---|", *lines[1:], ""])
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:], ""])
 
 
 def _list(names: Iterable[str]) -> str:

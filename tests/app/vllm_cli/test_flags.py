@@ -6,7 +6,20 @@ from itertools import chain
 
 import pytest
 
-from app.vllm_cli.flags import ENGINE, FRONTEND, FRONTEND_ARGUMENTS, IGNORED, PATHS, PLACED, REFUSED, option
+from app.vllm_cli.flags import (
+    ENGINE,
+    FRONTEND,
+    FRONTEND_ARGUMENTS,
+    IGNORED,
+    PATHS,
+    PLACED,
+    REFUSED,
+    REMOVED,
+    experts_over_ranks,
+    option,
+    removed_flags,
+    why_refused,
+)
 from docs.make.flags import PAGE, page
 
 TABLES: tuple[Iterable[str], ...] = (PLACED, ENGINE, FRONTEND, IGNORED, REFUSED)
@@ -70,4 +83,51 @@ def test_page_is_up_to_date() -> None:
 
 
 def test_page_has_every_flag() -> None:
-    assert [name for name in NAMES - {"model_tag"} if f"`{option(name)}`" not in page()] == []
+    assert [name for name in (NAMES | REMOVED.keys()) - {"model_tag"} if f"`{option(name)}`" not in page()] == []
+
+
+@pytest.mark.slow
+def test_removed_flags_are_not_vllms() -> None:
+    from app.vllm_cli.command_line import make_parser
+
+    _, parser = make_parser()
+    assert REMOVED.keys() & {action.dest for action in parser._actions} == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (["m", "--swap-space", "4"], ["--swap-space: vLLM removed it in 0.18: "]),
+        (["m", "--swap_space=4", "--port", "1"], ["--swap-space: "]),
+        (["--no-enable-lora-bias", "m"], ["--no-enable-lora-bias: vLLM removed it in 0.11.1: remove it"]),
+        (["m", "--disable-log-requests", "--task", "embed"], ["--disable-log-requests: ", "--task: "]),
+        (["swap_space", "--max-model-len", "8"], []),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_removed_flag_is_named_with_its_version(line: list[str], found: list[str]) -> None:
+    lines = removed_flags(line)
+    assert len(lines) == len(found) and all(map(str.startswith, lines, found))
+
+
+def test_a_removed_argument_of_engines_is_named_in_their_words() -> None:
+    reason = why_refused("guided_decoding_backend", "outlines")
+    assert reason is not None and "0.12" in reason and "structured_outputs_config" in reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus"),
+    [
+        ({"enable_expert_parallel": True, "data_parallel_size": 8}, 8),
+        ({"enable_expert_parallel": True, "data_parallel_size": 4, "tensor_parallel_size": 2}, 8),
+        ({"enable_expert_parallel": True, "data_parallel_size_local": 8}, 8),
+        ({"enable_expert_parallel": True, "data_parallel_size": 16, "data_parallel_size_local": 8}, 16),
+        ({"enable_expert_parallel": True, "tensor_parallel_size": 8}, None),
+        ({"enable_expert_parallel": False, "data_parallel_size": 8}, None),
+        ({"enable_expert_parallel": True, "data_parallel_size": 1, "all2all_backend": "x"}, None),
+        ({"data_parallel_size": 8}, None),
+    ],
+    ids=str,
+)
+def test_experts_over_ranks_are_one_model(arguments: dict[str, object], gpus: int | None) -> None:
+    assert experts_over_ranks(arguments) == gpus

@@ -167,3 +167,14 @@ def test_paths_of_what_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_keys_are_a_list_in_json() -> None:
     assert json.loads(program.variables([{"name": "a", "sha256": "b"}])[VARIABLE]) == [{"name": "a", "sha256": "b"}]
     assert program.variables([]) == {}
+
+
+def test_removed_flags_end_the_command_before_vllm_is_imported(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(sys.modules, "app.vllm_cli.command_line")
+    file = tmp_path / "vllm.yaml"
+    file.write_text("model: m\nswap-space: 4\n")
+    with pytest.raises(SystemExit, match="--task: vLLM removed it in 0.13: .*\\n.*--swap-space: ") as ended:
+        program.main(["m", "--task", "embed", "--config", str(file)])
+    assert "app.vllm_cli.command_line" not in sys.modules and ended.value.code != 0

@@ -127,12 +127,31 @@ def test_a_refused_flag_is_named_with_the_way_out(name: str) -> None:
     assert refused.value.lines == [f"{option(name)}: {REFUSED[name]}"]
 
 
+def test_experts_over_ranks_are_refused_in_one_line() -> None:
+    ranks = {"data_parallel_size": 8, "data_parallel_size_local": 4, "all2all_backend": "x"}
+    with pytest.raises(FlagsRefused) as refused:
+        on(GPU, {"enable_expert_parallel": True, "grpc": True, **ranks})
+    line, other = refused.value.lines
+    assert line.startswith("--all2all-backend, --data-parallel-size, --data-parallel-size-local: with")
+    assert "write --tensor-parallel-size 8 instead" in line and other.startswith("--grpc")
+
+
+def test_experts_within_a_replica_are_passed_on() -> None:
+    args = on(GPU, {"enable_expert_parallel": True, "tensor_parallel_size": 8}).args
+    assert args[ENGINE] == {"enable_expert_parallel": True, "tensor_parallel_size": 8}
+
+
+def test_the_workers_of_a_replica_are_processes_anyway() -> None:
+    assert on(GPU, {"distributed_executor_backend": "mp"}).args == on(GPU, {}).args
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
         ({"model_tag": None}, "name a model"),
         ({"hf_token": "hf_x"}, "HF_TOKEN"),
         ({"data_parallel_backend": "x"}, "--data-parallel-backend x"),
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend ray: the workers"),
     ],
 )
 def test_a_value_is_refused(flags: dict[str, Any], named: str) -> None:
