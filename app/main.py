@@ -2,13 +2,18 @@
 
 import logging
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pydantic
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, ProxyLocation, RequestRouterConfig
 
+from app.configuration.documents import IMPORT_PATHS
+from app.configuration.files import missing_files
+from app.configuration.ray_llm import Args, LlmConfigsRefused, as_settings
+from app.configuration.surroundings import refused_entries, refused_proxy
 from app.frontend.rust.process import VARIABLE as RUST_BINARY
 from app.frontend.rust.process import find_binary
 from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
@@ -26,12 +31,13 @@ from app.settings import (
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import Caching, Disaggregation, EngineConfig, Isolation, SchedulerConfig, Topology
+from deployments.replica.imports import CPU_BUILD, is_installed
+from deployments.serve.retirement import controller
 
 log = logging.getLogger("ray.serve")
 
 TESTED_RAY = "2.60"
 TESTED_VLLM = "0.32"
-APP = "mell"
 UNLIMITED = 1_000_000_000
 """Serve must never reject a call for its number of ongoing requests: a targeted call has no alternative replica."""
 
@@ -64,18 +70,29 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     Raises:
         ValueError: the settings are unknown, contradictory, or do not fit the installed build of vLLM or the cluster.
     """
-    settings = read_settings(args)
+    made = read_args(args)
+    for note in made.notes:
+        log.warning("%s", note)
+    settings = read_settings(made.settings)
     check_installed(settings)
     if settings.ingress.frontend == "rust":
         find_binary()
-    check_nodes(settings, _gpus_of_nodes())
+    _check_surroundings(args, settings)
     _warn_untested()
     engine = _engine_config(settings)
     limits = settings.deployment_config
-    topology = Topology(APP, settings.ingress.lease_s, limits.engine_silence_s, limits.graceful_shutdown_timeout_s)
+    topology = Topology(settings.ingress.lease_s, limits.engine_silence_s, limits.graceful_shutdown_timeout_s)
     engines = _engine_deployment(settings).bind(engine, settings.migration, topology)
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
     return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
+
+
+def read_args(args: dict[str, Any]) -> Args:
+    """The settings that `args` stand for. Raises ValueError with one line per error."""
+    try:
+        return as_settings(args or {}, has_gpus=not is_installed(CPU_BUILD))
+    except LlmConfigsRefused as error:
+        raise _refused(error.lines) from None
 
 
 def read_settings(args: dict[str, Any]) -> Settings:
@@ -83,14 +100,41 @@ def read_settings(args: dict[str, Any]) -> Settings:
     try:
         return Settings.model_validate(args or {})
     except pydantic.ValidationError as error:
-        lines = "\n".join(f"  {line}" for line in describe_errors(error))
-        raise ValueError(f"serve_config.yaml, args:\n{lines}") from None
+        raise _refused(describe_errors(error)) from None
 
 
-def _gpus_of_nodes() -> list[float]:
-    """The number of GPUs of each node that is alive; none where Serve does not build the application."""
-    nodes = ray.nodes() if ray.is_initialized() else []
-    return [node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]]
+def _refused(lines: Iterable[str]) -> ValueError:
+    return ValueError("serve_config.yaml, args:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _check_surroundings(args: dict[str, Any], settings: Settings) -> None:
+    """Compare the settings with the cluster and with the rest of Serve's configuration. Raises ValueError."""
+    lines: list[str] = []
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
+    if len(nodes) == 1:  # files may be on some nodes only, and this one of several need not be a replica's
+        lines += missing_files(settings)
+    if nodes:
+        lines += _around(args, settings)
+    if lines:
+        raise _refused(lines)
+    check_nodes(settings, nodes)
+
+
+def _around(args: dict[str, Any], settings: Settings) -> Iterator[str]:
+    """The parts of Serve's configuration around `args` that do not fit, as Serve's controller has them."""
+    try:
+        serve_controller = controller()
+    except ValueError:  # the application is built without Serve
+        return
+    for config in ray.get(serve_controller.get_app_configs.remote()).values():
+        if config.import_path in IMPORT_PATHS and config.args == args:
+            yield from refused_entries(config.model_dump(exclude_unset=True))
+    location, options = ray.get(
+        [serve_controller.get_proxy_location.remote(), serve_controller.get_http_config.remote()]
+    )
+    disabled = location in (None, ProxyLocation.Disabled)
+    if reason := refused_proxy(settings.ingress.port, disabled, options.port):
+        yield reason
 
 
 def _warn_untested() -> None:
@@ -101,7 +145,7 @@ def _warn_untested() -> None:
 
 def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
-    source = loading.model_source or str(ensure_tiny_model())
+    source = loading.source or str(ensure_tiny_model())
     lora = CPU_LORA if settings.engine_kwargs.get("enable_lora") else {}
     defaults = {} if settings.gpus or settings.engine == "paced" else {**CPU_ENGINE, **lora}
     # The model's name in vLLM's metrics.
@@ -236,7 +280,7 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
         "max_replicas": scaling.max_replicas,
     }
     if not by_serve:
-        policy = AutoscalingPolicy(policy_function="deployments.serve.scaling:MirrorWanted", policy_kwargs={"app": APP})
+        policy = AutoscalingPolicy(policy_function="deployments.serve.scaling:MirrorWanted")
         return AutoscalingConfig(**bounds, upscale_delay_s=0, downscale_delay_s=0, policy=policy)
     return AutoscalingConfig(
         **bounds,

@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from app.adapters import listed_adapters, read_modules
+from app.configuration.engine_arguments import did_you_mean, refused_arguments, refused_parsers
+from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.classes import TIERS
 from app.ingress.access.keys import KeyFile, check_classes
-from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
+from app.vllm_cli.flags import FRONTEND_ARGUMENTS, as_settings, experts_over_ranks, whole_experts
 from deployments.config import (
     ON_GPU,
     ON_HOST,
@@ -55,12 +57,20 @@ CPU_ENV: Mapping[str, str] = {
 """The environment of vLLM's CPU build."""
 
 
+TINY = "mell-tiny"
+"""The id of the model that is made locally."""
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
 class ModelLoadingSettings(SettingsSection):
     """The served model and its name."""
 
     model_id: str = Field("mell-tiny", min_length=1, description="Model name in the API.")
     model_source: str | None = Field(
-        None, description="Folder or hub name of the model; null: a tiny model, made locally."
+        None,
+        min_length=1,
+        description="Folder or hub name of the model; null: the `model_id`, if it is a hub name (`owner/name`), and "
+        "for `mell-tiny` a tiny model, made locally.",
     )
     chat_template: str | None = Field(
         None,
@@ -80,6 +90,14 @@ class ModelLoadingSettings(SettingsSection):
         if value is not None:
             _read(value)
         return value
+
+    @property
+    def source(self) -> str | None:
+        """Folder or hub name of the model, None for the tiny one. Existing folders have their absolute name."""
+        name = self.model_source
+        if name is None and self.model_id != TINY:
+            name = self.model_id if _HUB_NAME.fullmatch(self.model_id) or Path(self.model_id).exists() else None
+        return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
 
     def read_chat_template(self) -> str | None:
         """The text of the chat template, None without one."""
@@ -453,6 +471,19 @@ class Settings(SettingsSection):
     )
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
 
+    @field_validator("accelerator_type")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        known = accelerator_types()
+        if value is not None and value not in known and (meant := did_you_mean(value, known)):
+            raise ValueError(f"Ray has no GPU type {value!r}{meant}")
+        return value
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _without_what_is_done_anyway(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return {name: held for name, held in value.items() if (name, held) != ("distributed_executor_backend", "mp")}
+
     @property
     def workers(self) -> int:
         """Number of workers of one replica, each of which holds a shard of the model."""
@@ -483,6 +514,11 @@ class Settings(SettingsSection):
         if on_cpu and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
         loading = self.model_loading_config
+        if self.engine == "vllm" and loading.source is None and loading.model_id != TINY:
+            raise ValueError(
+                f"model_loading_config.model_id is {loading.model_id}: write model_source, too, the folder or the hub "
+                f"name of the model (only {TINY} is made locally)"
+            )
         for name in ("chat_template", "tool_call_parser"):
             if name in self.ingress.frontend_kwargs and getattr(loading, name) is not None:
                 raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
@@ -599,10 +635,15 @@ class Settings(SettingsSection):
     def _check_engine(self) -> None:
         """Raise ValueError for arguments that an engine of Mell must not have, or workers that do not fit the GPUs."""
         if self.engine == "vllm":
-            refusals = {name: why_refused(name, value) for name, value in sorted(self.engine_kwargs.items())}
-            lines = [f"engine_kwargs.{name}: {reason}" for name, reason in refusals.items() if reason is not None]
+            if (gpus := experts_over_ranks(self.engine_kwargs)) is not None:
+                raise ValueError(f"engine_kwargs.data_parallel_size: {as_settings(whole_experts(gpus))}")
+            parser = self.model_loading_config.tool_call_parser
+            lines = [
+                *refused_arguments(self.engine_kwargs),
+                *refused_parsers(self.engine_kwargs, self.ingress.frontend_kwargs, parser),
+            ]
             if lines:
-                raise ValueError("; ".join(lines))
+                raise ValueError("\n".join(lines))
         if self.gpus and self.gpus != self.workers and max(self.gpus, self.workers) > 1:
             raise ValueError(
                 f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
@@ -622,7 +663,8 @@ def describe_errors(error: ValidationError) -> list[str]:
     for each in error.errors():
         path = each["loc"] if each["type"] == "extra_forbidden" else _setting(each["loc"])
         found.setdefault(".".join(map(str, path)) or "args", []).append(_explain(each))
-    return [f"{path}: {', or '.join(reasons)}" for path, reasons in found.items()]
+    lines = [(path, line) for path, reasons in found.items() for line in ", or ".join(reasons).splitlines()]
+    return [f"{path}: {line}" for path, line in lines]
 
 
 def _setting(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -656,14 +698,23 @@ def check_installed(settings: Settings) -> None:
         raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
 
 
-def check_nodes(settings: Settings, gpus_of_nodes: Collection[float]) -> None:
-    """Compare the settings with the GPUs of each node of the cluster. Raises ValueError with the correction.
+def check_nodes(settings: Settings, nodes: Collection[Mapping[str, float]]) -> None:
+    """Compare the settings with the resources of each node of the cluster. Raises ValueError with the correction.
 
     A cluster without any GPU may get nodes later, when replicas wait for them.
     """
-    largest = max(gpus_of_nodes, default=0.0)
+    with_gpus = [node for node in nodes if node.get("GPU", 0.0) > 0]
+    largest = max((node["GPU"] for node in with_gpus), default=0.0)
     if 0 < largest < settings.gpus:
         raise ValueError(
             f"a replica has {settings.gpus:g} GPUs (engine_kwargs.tensor_parallel_size) and must fit on one node, but "
             f"no node has more than {largest:g}: write tensor_parallel_size: {largest:g}"
         )
+    kind = settings.accelerator_type
+    types = {name.removeprefix(_TYPE) for node in with_gpus for name in node if name.startswith(_TYPE)}
+    if kind is not None and types and kind not in types:
+        raise ValueError(f"accelerator_type is {kind}, but the cluster's GPUs are {', '.join(sorted(types))}")
+
+
+_TYPE = "accelerator_type:"
+"""The beginning of Ray's resource for a type of GPU."""

@@ -446,13 +446,12 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The application's name, by which deployments find each other, and their common time limits in seconds.
+    """The common time limits of the deployments, in seconds.
 
     `ingress_lease_s` is the silence of an ingress after which its requests end, `engine_silence_s` the silence of an
     engine with requests after which it is given up. Serve kills a replica `grace_s` after it has begun to stop it.
     """
 
-    app: str
     ingress_lease_s: float = 10.0
     engine_silence_s: float = 30.0
     grace_s: float = 60.0

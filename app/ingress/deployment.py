@@ -45,7 +45,7 @@ from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
 from deployments.serve.adapters import AdapterStore
 from deployments.serve.membership import Membership, ServeMembership
-from deployments.serve.routing import own_id
+from deployments.serve.routing import own_app, own_id
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId, RequestSpec
 from policies.decision.limits import Mode
@@ -68,6 +68,7 @@ class IngressBackend:
 
     def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
+        app = own_app()
         self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
@@ -77,12 +78,12 @@ class IngressBackend:
         self._initial = config.initial_replicas
         self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
         self._started = False
-        self._scheduler = scheduler_client(topology.app)
-        self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
+        self._scheduler = scheduler_client(app)
+        self._membership = ServeMembership("Engine", app, f"ingress-{self.id}", self._changed)
         self._peers: frozenset[ReplicaId] = frozenset()
-        self._processes = processes = ingresses(topology.app)
-        self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}", self._peers_changed)
-        replicas = engines(topology.app, config.replica_silence_s)
+        self._processes = processes = ingresses(app)
+        self._ingresses = ServeMembership("Ingress", app, f"ingresses-{self.id}", self._peers_changed)
+        replicas = engines(app, config.replica_silence_s)
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
@@ -93,7 +94,7 @@ class IngressBackend:
         )
         self.orders = EngineOrders(replicas, self._membership)
         self._adapters = AdapterOrders(
-            AdapterStore(topology.app),
+            AdapterStore(app),
             config.model_names,
             config.adapters,
             (replicas, self._membership),

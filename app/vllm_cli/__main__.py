@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import pydantic
 import yaml
 
+from app.configuration.files import missing_files
 from app.ingress.access.keys import VARIABLE, digest
 from app.settings import Settings, check_installed, describe_errors
 from app.tinymodel import cache_root
@@ -86,9 +87,12 @@ def locate(name: str) -> str | None:
 def check(args: Mapping[str, Any]) -> None:
     """Validate settings as a start does, before anything starts. Raises FlagsRefused, ValueError."""
     try:
-        check_installed(Settings.model_validate(args))
+        settings = Settings.model_validate(args)
     except pydantic.ValidationError as error:
         raise FlagsRefused(describe_errors(error)) from None
+    check_installed(settings)
+    if lines := list(missing_files(settings)):
+        raise FlagsRefused(lines)
 
 
 def api_keys(translation: Translation, environment: Mapping[str, str]) -> list[dict[str, str]]:

@@ -323,6 +323,8 @@ def why_refused(name: str, value: object) -> str | None:
     """
     if name in REMOVED:
         return as_settings(REMOVED[name].reason)
+    if name in FRONTEND_ARGUMENTS:
+        return _OF_FRONTENDS.get(name, f"write ingress.frontend_kwargs.{name} instead")
     reason = {**REFUSED, **_OF_ENGINES}.get(name)
     if reason is None or value in (None, False) or (value == 1 and name in _SIZES):
         return None
@@ -374,6 +376,12 @@ _OF_ENGINES: Mapping[str, str] = {
     "model": "write model_loading_config.model_source instead",
 }
 """Arguments of engines whose flags `mell serve` accepts."""
+_OF_FRONTENDS: Mapping[str, str] = {
+    "chat_template": "write model_loading_config.chat_template instead",
+    "enable_auto_tool_choice": "it is part of model_loading_config.tool_call_parser: remove it",
+    "tool_call_parser": "write model_loading_config.tool_call_parser instead",
+}
+"""The places of frontends' arguments that are not in `ingress.frontend_kwargs`."""
 
 PATHS = (
     "chat_template",

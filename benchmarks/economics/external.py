@@ -11,13 +11,16 @@ from contextlib import contextmanager
 import ray
 
 from app.client.documents import StateDocument
-from app.main import APP
 from app.replay.probe import MellProbe
 from app.replay.run import every
 from app.simulator.autoscaling.fleet import TICK_S
 from deployments.serve.retirement import generation
 from deployments.serve.scaling import Wanted, write_wanted
 from policies.model import Phase
+
+
+_APP = "mell"
+"""The application's name in the configurations of benchmarks."""
 
 
 def kv_in_use(state: StateDocument) -> float:
@@ -38,7 +41,7 @@ def number_of_replicas() -> Iterator[Callable[[int], None]]:
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     try:
         serve = generation()
-        yield lambda count: write_wanted(APP, serve, Wanted(count, time.time()))
+        yield lambda count: write_wanted(_APP, serve, Wanted(count, time.time()))
     finally:
         ray.shutdown()
 

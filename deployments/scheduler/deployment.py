@@ -41,7 +41,7 @@ from deployments.scheduler.scaler import Scaler, ServeScaler
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.modes import ModeStore, ServeModeStore
 from deployments.serve.roles import RoleStore, ServeRoleStore
-from deployments.serve.routing import own_id
+from deployments.serve.routing import own_app, own_id
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.ports import Clock
@@ -438,15 +438,16 @@ class EpochScheduler(LiveScheduler):
         start_guard()
         take_niceness_of_parent()
         self._listener = await ChannelListener.start(get_node_ip_address())
-        replicas = engines(topology.app)
+        app = own_app()
+        replicas = engines(app)
         # A replica that has left Serve's list may need evacuation.
-        membership = ServeMembership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
-        listing = ServeListing(topology.app, config.report_timeout_s)
+        membership = ServeMembership("Engine", app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
+        listing = ServeListing(app, config.report_timeout_s)
         telemetry = Telemetry()
         clock, wall_clock = time.monotonic, time.time
-        scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
-        fence = next_fence(topology.app)
-        roles, modes = ServeRoleStore(topology.app), ServeModeStore(topology.app)
+        scaler = ServeScaler(app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        fence = next_fence(app)
+        roles, modes = ServeRoleStore(app), ServeModeStore(app)
         super().__init__(
             own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock, roles, modes
         )

@@ -184,6 +184,11 @@ def own_id() -> ReplicaId:
     return ReplicaId(serve.get_replica_context().replica_id.unique_id)
 
 
+def own_app() -> str:
+    """The name of the Serve application that this code runs in, by which its deployments find each other."""
+    return str(serve.get_replica_context().app_name)
+
+
 def own_node() -> str:
     """The Ray node that this code runs on."""
     return str(ray.get_runtime_context().get_node_id())

@@ -68,13 +68,12 @@ class MirrorWanted:
     blocks, and it never raises.
     """
 
-    def __init__(self, app: str, wall_clock: Callable[[], float] = time.time) -> None:
-        self._app = app
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The scheduler's number, or the current target without one; Serve applies min_replicas and max_replicas."""
-        wanted = read_wanted(self._app, _generation())
+        wanted = read_wanted(context.app_name, _generation())
         if wanted is None or self._wall_clock() - wanted.at > STALE_S:
             return context.target_num_replicas, {}
         return wanted.count, {}

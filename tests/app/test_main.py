@@ -1,5 +1,7 @@
 """From settings to an application: its deployments and their configurations. Ray is not started."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,12 @@ import pytest
 from ray._common.utils import load_class
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray.serve._private import constants
+from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.schema import ServeApplicationSchema
 
 from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig, Tenancy
-from app.main import APP, build_app
+from app.main import build_app
 from app.tinymodel import VERSION
 from deployments.config import Caching, EngineConfig, MigrationSettings, SchedulerConfig
 from deployments.replica.standby import HOOK, prepare
@@ -64,7 +68,7 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     scheduler, _ = built["Scheduler"].init_args
     assert isinstance(ingress, IngressConfig) and isinstance(engine, EngineConfig)
     assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
-    assert (topology.app, ingress.initial_replicas) == (APP, 2)
+    assert (topology.grace_s, ingress.initial_replicas) == (60.0, 2)
     assert ingress.model_source == engine.model_source == str(made)
     assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
 
@@ -139,6 +143,90 @@ def test_replica_of_several_workers_has_a_gpu_for_each() -> None:
     assert engine.init_args[0].kwargs == NAMED | {"tensor_parallel_size": 4}
 
 
+def _no_controller() -> None:
+    raise ValueError("there is no actor of this name")
+
+
+@dataclass
+class Answer:
+    """A method of an actor, with its answer."""
+
+    value: Any
+
+    def remote(self) -> Any:
+        return self.value
+
+
+@dataclass
+class ServeController:
+    """What the build asks Serve's controller."""
+
+    config: ServeApplicationSchema
+    location: ProxyLocation = ProxyLocation.Disabled
+
+    @property
+    def get_app_configs(self) -> Answer:
+        return Answer({"llms": self.config})
+
+    @property
+    def get_proxy_location(self) -> Answer:
+        return Answer(self.location)
+
+    @property
+    def get_http_config(self) -> Answer:
+        return Answer(HTTPOptions(port=8000))
+
+
+@pytest.fixture
+def in_serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Builds the application as Serve does on a cluster with one node, from a configuration with more members."""
+
+    def build(args: dict[str, Any], location: ProxyLocation = ProxyLocation.Disabled, **others: Any) -> None:
+        config = ServeApplicationSchema(name="llms", import_path="app.main:build_app", args=args, **others)
+        node = {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0}}
+        monkeypatch.setattr("app.main.ray.is_initialized", lambda: True)
+        monkeypatch.setattr("app.main.ray.nodes", lambda: [node])
+        monkeypatch.setattr("app.main.ray.get", lambda answer: answer)
+        monkeypatch.setattr("app.main.controller", lambda: ServeController(config, location))
+        build_app(args)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("args", "others", "refused"),
+    [
+        (
+            {},
+            {"deployments": [{"name": "Engine", "autoscaling_config": {"min_replicas": 2}}]},
+            r"deployments, Engine.autoscaling_config: write args.deployment_config.autoscaling_config",
+        ),
+        ({}, {"deployments": [{"name": "Ingress", "num_replicas": 2}]}, r"args.ingress.num_replicas"),
+        ({}, {"location": ProxyLocation.EveryNode}, "ingress.port 8000 is the port of Serve's proxy"),
+        ({"ingress": {"port": None}}, {}, "ingress.port is null, and Serve has no proxy"),
+        ({"model_loading_config": {"model_source": "/none"}}, {}, "model_source: there is no /none on this machine"),
+        ({"accelerator_type": "H100"}, {}, "accelerator_type is H100, but the cluster's GPUs are A100"),
+        ({"llm_configs": []}, {}, "llm_configs: write a list with one model"),
+    ],
+)
+def test_what_does_not_fit_around_the_settings_is_refused(
+    args: dict[str, Any], others: dict[str, Any], refused: str, in_serve: Callable[..., None]
+) -> None:
+    with pytest.raises(ValueError, match=refused):
+        in_serve(args, **others)
+
+
+def test_what_fits_around_the_settings_is_built(in_serve: Callable[..., None]) -> None:
+    in_serve({"accelerator_type": "A100"}, runtime_env={"env_vars": {"HF_TOKEN": "x"}})
+    in_serve({"ingress": {"port": None}}, ProxyLocation.HeadOnly)
+
+
+def test_one_entry_of_llm_configs_is_built() -> None:
+    model = {"model_id": "mell-tiny"}
+    built = deployments({"llm_configs": [{"model_loading_config": model, "engine_kwargs": {"max_num_seqs": 8}}]})
+    assert built["Engine"].init_args[0].kwargs["max_num_seqs"] == 8 and built["Ingress"].init_args[0].port is None
+
+
 @pytest.mark.parametrize(
     ("gpus", "workers", "refused"),
     [((), 4, False), ((0.0, 0.0), 4, False), ((4.0, 2.0), 4, False), ((2.0, 2.0), 4, True), ((1.0,), 2, True)],
@@ -151,6 +239,7 @@ def test_replica_that_fits_on_no_node_is_refused(
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": g}} for g in gpus]
     monkeypatch.setattr("app.main.ray.is_initialized", lambda: bool(gpus))
     monkeypatch.setattr("app.main.ray.nodes", lambda: [*nodes, gone])
+    monkeypatch.setattr("app.main.controller", _no_controller)
     args = {"accelerator_type": "H100", "engine_kwargs": {"tensor_parallel_size": workers}}
     if refused:
         with pytest.raises(ValueError, match=rf"must fit on one node.*write tensor_parallel_size: {gpus[0]:g}"):

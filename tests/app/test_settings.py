@@ -215,7 +215,7 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("engine_kwargs.enable_mm_embeds", True), "embeddings of the wrong shape"),
         (
             {"engine_kwargs": {"enable_sleep_mode": True, "enable_prompt_embeds": True}},
-            "text: remove it; engine_kwargs.enable_sleep_mode: Mell frees GPUs",
+            "text: remove it\n  args: engine_kwargs.enable_sleep_mode: Mell frees GPUs",
         ),
         (nested("engine_kwargs.tensor_parallel_size", 4) | nested("deployment_config.num_gpus", 1), "the same number"),
         (nested("engine_kwargs.tensor_parallel_size", 2) | nested("deployment_config.num_gpus", 4), "the same number"),

@@ -130,9 +130,9 @@ def check_ray_session(file: str, address: str | None, alive: bool) -> DoctorFind
     return problem("Ray session", f"{file} names {address}, where nothing listens", f"ray stop --force; rm -f {file}")
 
 
-def check_config(file: str, errors: Sequence[str]) -> DoctorFinding:
-    """A serve_config.yaml is valid; `errors` are its errors, one line each."""
+def check_config(file: str, errors: Sequence[str], notes: Sequence[str] = ()) -> DoctorFinding:
+    """A file with Serve's configuration is valid; `errors` and `notes` are lines on its members."""
+    lines = "".join(f"\n  {line}" for line in (*errors, *notes))
     if not errors:
-        return ok("configuration", f"{file} is valid")
-    lines = "".join(f"\n  {error}" for error in errors)
+        return ok("configuration", f"{file} is valid{lines}")
     return problem("configuration", f"{file}:{lines}", "docs/configuration.md lists all settings")

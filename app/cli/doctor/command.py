@@ -86,10 +86,10 @@ def examine_endpoint(
 
 
 def examine_config(file: Path) -> DoctorFinding:
-    """Check a serve_config.yaml."""
-    from app.cli.doctor.config import config_errors  # imports pydantic, which no other command needs
+    """Check a file with Serve's configuration."""
+    from app.cli.doctor.config import examine_file  # imports pydantic, which no other command needs
 
-    return checks.check_config(str(file), config_errors(file))
+    return checks.check_config(str(file), *examine_file(file))
 
 
 def render_findings(found: Iterable[DoctorFinding]) -> Table:

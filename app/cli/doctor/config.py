@@ -1,45 +1,49 @@
-"""Validation of a serve_config.yaml, by the checks that precede the start of any replica."""
+"""Validation of a file with Serve's configuration, by the checks that precede the start of any replica."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pydantic
-import yaml
 
+from app.configuration.documents import DocumentError, ServeConfig, read_documents, serve_configs
+from app.configuration.files import missing_files
+from app.configuration.ray_llm import LlmConfigsRefused, as_settings
+from app.configuration.surroundings import refused_entries, refused_whole
 from app.settings import Settings, check_installed, describe_errors
+from deployments.replica.imports import CPU_BUILD, is_installed
 
-_IMPORT_PATH = "app.main:build_app"
 
-
-def config_errors(file: Path) -> list[str]:
-    """The errors in the file, one line each."""
+def examine_file(file: Path) -> tuple[list[str], list[str]]:
+    """The errors in the file and the notes on members without effect, one line each."""
     try:
-        document = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        return [f"cannot be read: {error}"]
-    return list(_in_document(document))
+        found, errors = serve_configs(read_documents(file))
+    except DocumentError as error:
+        return [str(error)], []
+    notes: list[str] = []
+    for config in found:
+        errors += [f"{config.where}{line}" for line in _in_config(config, notes)]
+    return errors, notes
 
 
-def _in_document(document: Any) -> Iterator[str]:
-    applications = document.get("applications") if isinstance(document, dict) else None
-    if not isinstance(applications, list):
-        yield "applications: must be a list"
+def _in_config(config: ServeConfig, notes: list[str]) -> Iterator[str]:
+    yield from refused_entries(config.application)
+    args = config.application.get("args")
+    if args is not None and not isinstance(args, dict):
+        yield "args: must be a mapping"
         return
-    found = [a for a in applications if isinstance(a, dict) and a.get("import_path") == _IMPORT_PATH]
-    if len(found) != 1:
-        yield f"applications: exactly one must have import_path: {_IMPORT_PATH}, but {len(found)} have"
-    for application in found:
-        yield from _in_application(application)
-
-
-def _in_application(application: dict[str, Any]) -> Iterator[str]:
-    # Deployments find each other by this name.
-    if application.get("name") != "mell":
-        yield f"name: is {application.get('name')!r}; write mell"
     try:
-        check_installed(Settings.model_validate(application.get("args") or {}))
+        made = as_settings(args or {}, has_gpus=not is_installed(CPU_BUILD))
+        settings = Settings.model_validate(made.settings)
+    except LlmConfigsRefused as error:
+        yield from error.lines
+        return
     except pydantic.ValidationError as error:
         yield from describe_errors(error)
+        return
+    notes += made.notes
+    yield from refused_whole(config.whole, settings.ingress.port)
+    yield from missing_files(settings)
+    try:
+        check_installed(settings)
     except ValueError as error:
         yield f"args: {error}"

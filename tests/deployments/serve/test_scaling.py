@@ -36,6 +36,7 @@ class Context:
     """The little that the policy reads of Serve's context."""
 
     target_num_replicas: int
+    app_name: str = "mell"
 
 
 NOW = 1000.0
@@ -43,7 +44,7 @@ NOW = 1000.0
 
 def mirrored() -> tuple[int, dict[str, Any]]:
     """The policy's number for Serve at `NOW`, while Serve's own target is 2."""
-    return MirrorWanted("mell", lambda: NOW)(Context(2))
+    return MirrorWanted(lambda: NOW)(Context(2))
 
 
 def test_the_schedulers_number_counts() -> None:
@@ -112,7 +113,7 @@ def test_just_that_replica_is_stopped_and_the_number_follows() -> None:
     controller = Controller([Replica(Id("a")), Replica(Id("b")), Replica(Id("c"))])
     assert stop_exactly(controller, "mell", "Engine", "b", 2)
     assert (controller.stopped, controller.target) == (["b"], 2)
-    assert MirrorWanted("mell")(Context(3)) == (2, {}), "or the next step would start another"
+    assert MirrorWanted()(Context(3)) == (2, {}), "or the next step would start another"
 
 
 async def test_a_replica_is_stopped_between_two_steps_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:

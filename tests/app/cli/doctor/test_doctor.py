@@ -10,7 +10,7 @@ import typer
 from app.cli.doctor import checks
 from app.cli.doctor.checks import DoctorFinding, Level
 from app.cli.doctor.command import diagnose, examine, render_findings
-from app.cli.doctor.config import config_errors
+from app.cli.doctor.config import examine_file
 from app.cli.doctor.machine import pins
 from app.cli.endpoint import MellEndpoint
 from app.ingress.errors import ApiError
@@ -142,7 +142,7 @@ def test_pins_are_read_from_a_lock_file() -> None:
     assert pins(["# made", "", "Ray==2.60.0", "torch==2.13.0+cpu  # why"]) == {"ray": "2.60.0", "torch": "2.13.0+cpu"}
 
 
-GOOD = "applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]"
+GOOD = "{proxy_location: Disabled, applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]}"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,13 @@ GOOD = "applications: [{name: mell, import_path: 'app.main:build_app', args: {en
         ("a: [", "cannot be read"),
         ("[]", "applications: must be a list"),
         ("applications: []", "applications: exactly one must have import_path"),
-        (GOOD.replace("name: mell", "name: melon"), "name: is 'melon'; write mell"),
+        ("", "the file is empty"),
+        ("# nothing\n---\n", "the file is empty"),
+        (GOOD.replace("proxy_location: Disabled, ", ""), "proxy_location: ingress.port 8000 is the port of Serve"),
+        (GOOD.replace("engine: paced", "model_loading_config: {model_id: gpt2}"), "args: model_loading_config.model_id"),
+        (GOOD.replace("app.main:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
+        (GOOD.replace("engine: paced", "llm_configs: [{}, {}]"), "llm_configs: there are 2 models"),
+        (GOOD.replace("args: ", "deployments: [{name: Engine, num_replicas: 2}], args: "), "deployments, Engine.num_re"),
         (GOOD.replace("engine: paced", "engin: paced"), "engin: no such setting"),
         (GOOD.replace("engine: paced", "engine: steam"), "engine: "),
         (GOOD.replace("{engine: paced}", "[1]"), "args: "),
@@ -161,7 +167,7 @@ GOOD = "applications: [{name: mell, import_path: 'app.main:build_app', args: {en
 def test_an_invalid_configuration_is_explained(text: str, mistake: str, tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(text)
-    (found,) = config_errors(file)
+    (found,), _ = examine_file(file)
     assert found.startswith(mistake)
 
 
@@ -173,14 +179,14 @@ def test_a_configuration_that_does_not_fit_the_installation_is_an_error(
 
     monkeypatch.setattr("app.cli.doctor.config.check_installed", refuse)
     (tmp_path / "serve.yaml").write_text(GOOD)
-    assert config_errors(tmp_path / "serve.yaml") == ["args: paced is not installed"]
+    assert examine_file(tmp_path / "serve.yaml") == (["args: paced is not installed"], [])
 
 
 def test_a_valid_configuration_has_no_errors(tmp_path: Path) -> None:
     (tmp_path / "serve.yaml").write_text(GOOD)
-    assert config_errors(tmp_path / "serve.yaml") == []
-    assert config_errors(ROOT / "serve_config.yaml") == []
-    assert config_errors(tmp_path / "none.yaml")[0].startswith("cannot be read")
+    assert examine_file(tmp_path / "serve.yaml") == ([], [])
+    assert examine_file(ROOT / "serve_config.yaml") == ([], [])
+    assert examine_file(tmp_path / "none.yaml") == (["there is no such file"], [])
 
 
 def test_problems_are_shown_with_remedies_and_end_with_status_1(url: str) -> None:

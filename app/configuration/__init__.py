@@ -1,0 +1,7 @@
+"""What operators write, beside Mell's own settings: Serve's configuration files, Ray Serve LLM's and vLLM's arguments.
+
+`documents` finds Mell's application in a file, `ray_llm` turns `llm_configs` into settings, `surroundings` has the
+conditions on the file around them, `engine_arguments` finds what vLLM would refuse (`vllm_source` reads its files), and
+`files` what this machine lacks. The doctor, the build and `mell serve` import this room, and so do the settings;
+only `files` imports them. It reads files, and has no other input.
+"""

@@ -1,0 +1,1 @@
+"""Operators' files and what they mean."""
