@@ -32,6 +32,8 @@ class KeyListError(ValueError):
 class ApiKey:
     """An API key; `sha256` is the digest of its UTF-8 text in lower-case hexadecimal digits.
 
+    Keys of one name are keys of one client, as while a key is replaced: they have its limits together.
+
     `classes` are the service classes that its requests may have, none: all of them. The first is that of requests that
     name no class.
     """
@@ -57,6 +59,8 @@ class _Entry(BaseModel):
         return ApiKey(self.name, self.sha256, limits, tuple(self.classes or ()))
 
 
+_SHARED = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "classes")
+"""The members that all keys of one name have in common."""
 _ENTRIES = TypeAdapter(list[_Entry])
 _EXPECTED = {
     "name": "1 to 64 of A-Za-z0-9._-, in quotes if it looks like a number",
@@ -69,7 +73,7 @@ def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
     """The keys of a list in YAML or JSON, at least one. `where` names the list in errors.
 
     Raises:
-        KeyListError: the text is not a valid list of keys, is empty, or repeats a name or a key.
+        KeyListError: the text is not a valid list of keys, is empty, repeats a key, or has two limits for a name.
     """
     try:
         listed = yaml.safe_load(text)
@@ -77,13 +81,13 @@ def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
         mark = getattr(error, "problem_mark", None)
         raise KeyListError(f"{where}{f', line {mark.line + 1}' if mark else ''}: neither YAML nor JSON") from None
     try:
-        keys = [entry.key() for entry in _ENTRIES.validate_python(listed)]
+        entries = _ENTRIES.validate_python(listed)
     except pydantic.ValidationError as error:
         raise KeyListError(f"{where}: {_explain(error.errors(include_input=False)[0])}") from None
-    if not keys:
+    if not entries:
         raise KeyListError(f"{where}: the list is empty; {_MADE_BY}")
-    _check_distinct(where, keys)
-    return tuple(keys)
+    _check_distinct(where, entries)
+    return tuple(_of_its_name(where, entry, entries).key() for entry in entries)
 
 
 def check_classes(keys: Iterable[ApiKey], known: Collection[str], where: str) -> None:
@@ -110,12 +114,22 @@ def _explain(first: Any) -> str:
             return f"{entry}, {name}: write {_EXPECTED.get(str(name), 'a whole number above 0, or leave it out')}"
 
 
-def _check_distinct(where: str, keys: list[ApiKey]) -> None:
-    for attribute in ("name", "sha256"):
-        values = [getattr(key, attribute) for key in keys]
-        for number, value in enumerate(values):
-            if (first := values.index(value)) < number:
-                raise KeyListError(f"{where}: keys {first + 1} and {number + 1} have the same {attribute}")
+def _check_distinct(where: str, entries: list[_Entry]) -> None:
+    digests = [entry.sha256 for entry in entries]
+    for number, value in enumerate(digests):
+        if (first := digests.index(value)) < number:
+            raise KeyListError(f"{where}: keys {first + 1} and {number + 1} have the same sha256")
+
+
+def _of_its_name(where: str, entry: _Entry, entries: list[_Entry]) -> _Entry:
+    """The entry with the limits and classes of all entries of its name, one of which need have them."""
+    found: dict[str, Any] = {}
+    for number, other in enumerate(entries, 1):
+        for name in _SHARED if other.name == entry.name else ():
+            value = getattr(other, name)
+            if value is not None and found.setdefault(name, value) != value:
+                raise KeyListError(f"{where}: key {number}, {name}: write that of the other keys with its name")
+    return entry.model_copy(update=found)
 
 
 class KeyFile:

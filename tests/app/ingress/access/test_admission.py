@@ -324,6 +324,13 @@ async def test_a_file_with_an_unknown_class_is_logged_and_leaves_the_keys(
     assert gate.authenticate("alice-key") is not None
 
 
+async def test_both_keys_of_a_name_are_valid_and_have_its_limit_together() -> None:
+    both = [ApiKey("alice", digest(each), KeyLimits(requests_per_minute=2)) for each in ("alice-key", "bob-key")]
+    api = make_api(gate=Gate(both, clock=Clock()))
+    answers = [await api.complete(headers, max_tokens=1) for headers in (ALICE, BOB, BOB)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
 async def test_a_removed_key_does_not_end_its_running_requests() -> None:
     gate = Gate([key("alice")], clock=Clock())
     api = make_api(gate=gate)

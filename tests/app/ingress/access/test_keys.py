@@ -81,7 +81,10 @@ BAD = {
     "no class": (f"- {{name: a, sha256: {A}, classes: []}}", "key 1, classes: write a list with the name of a service"),
     "a class that is no list": (f"- {{name: a, sha256: {A}, classes: gold}}", "key 1, classes: write a list"),
     "a class that is no text": (f"- {{name: a, sha256: {A}, classes: [9]}}", "key 1, classes: write a list"),
-    "a name twice": (f"- {{name: a, sha256: {A}}}\n- {{name: a, sha256: {B}}}", "keys 1 and 2 have the same name"),
+    "two limits of a name": (
+        f"- {{name: a, sha256: {A}, requests_per_minute: 5}}\n- {{name: a, sha256: {B}, requests_per_minute: 6}}",
+        "key 2, requests_per_minute: write that of the other keys with its name",
+    ),
     "a key twice": (f"- {{name: a, sha256: {A}}}\n- {{name: b, sha256: {A}}}", "keys 1 and 2 have the same sha256"),
 }
 
@@ -98,6 +101,13 @@ def test_the_error_for_an_invalid_list_gives_the_form_without_its_content(text: 
 def test_any_text_is_a_list_or_a_key_list_error(text: str) -> None:
     with contextlib.suppress(KeyListError):
         assert parse_keys(text, "here")
+
+
+def test_keys_of_one_name_have_its_limits_and_classes() -> None:
+    text = f"- {{name: a, sha256: {A}, requests_per_minute: 5}}\n- {{name: a, sha256: {B}, classes: [x]}}"
+    old, new = parse_keys(text, "here")
+    assert (old.sha256, new.sha256) == (A, B)
+    assert (old.limits, old.classes) == (new.limits, new.classes) == (KeyLimits(requests_per_minute=5), ("x",))
 
 
 def test_a_new_key_matches_its_entry() -> None:
