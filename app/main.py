@@ -44,6 +44,9 @@ UNLIMITED = 1_000_000_000
 _METRICS_S = 2.0
 """Interval at which replicas report their requests to Serve's own autoscaler."""
 
+_ANY_NUMBER = 10_000
+"""Serve's maximum number of replicas where the scheduler has the bounds."""
+
 _RARER = {(_INTERVAL := "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"): os.environ.get(_INTERVAL, "1000")}
 """Ray Serve's own gauges of a deployment once per second, where it sets them ten times: that was 7 % of the processor
 time of a replica with a paced engine and 64 streams. Ray exports them every few seconds."""
@@ -272,7 +275,10 @@ def _compiled() -> dict[str, str]:
 
 
 def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
-    """The scheduler's wanted number without delay or, with `target_ongoing_requests`, Serve's own policy."""
+    """The scheduler's wanted number without delay or, with `target_ongoing_requests`, Serve's own policy.
+
+    Serve bounds the scheduler's number nowhere: the scheduler's own bounds may change while it runs.
+    """
     by_serve = scaling.target_ongoing_requests is not None
     bounds = {
         "min_replicas": scaling.min_replicas,
@@ -281,6 +287,7 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
     }
     if not by_serve:
         policy = AutoscalingPolicy(policy_function="deployments.serve.scaling:MirrorWanted")
+        bounds |= {"min_replicas": 1, "max_replicas": _ANY_NUMBER}
         return AutoscalingConfig(**bounds, upscale_delay_s=0, downscale_delay_s=0, policy=policy)
     return AutoscalingConfig(
         **bounds,
@@ -317,6 +324,8 @@ def _ingress_deployment(settings: Settings) -> Any:
         num_replicas=settings.ingress.num_replicas,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _ONE_LOOP}},
         max_ongoing_requests=UNLIMITED,
+        # A new ingress listens before the old one stops.
+        max_surge_percent=100,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=settings.deployment_config.graceful_shutdown_timeout_s,
         health_check_period_s=2,

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from app.configuration.documents import unusable
 from deployments.processes.keeper import DRAIN_S, end_descendants, exit_status, keep
 from deployments.processes.table import adopt_orphans, end_with_parent
 
@@ -24,6 +25,8 @@ _WITH_PARENT = "--with-parent"
 def main() -> None:
     """Exits with the status of `serve run`; 0 if it was ended on request."""
     arguments = sys.argv[1:]
+    if arguments and (error := unusable(arguments[-1])) is not None:
+        sys.exit(error)
     if arguments[:1] == [_WITH_PARENT]:
         arguments.pop(0)
         end_with_parent()

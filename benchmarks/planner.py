@@ -262,7 +262,7 @@ class LivePath:
 
         clock = lambda: self.now  # noqa: E731
         gatherer = Gatherer(self, self.roster, clock, config.report_timeout_s, keep, lambda: None)
-        pool = LivePool(ENGINE, 1, 1, SteadyListing(count), gatherer, self.roster, dispatch, SteadyScaler(count))
+        pool = LivePool(ENGINE, 1, SteadyListing(count), gatherer, self.roster, dispatch, SteadyScaler(count))
         self._epochs = Epochs(config, (pool,), SchedulerMemory(config.terms), telemetry, clock)
 
     def serving(self) -> Iterable[ReplicaId]:
@@ -359,6 +359,10 @@ class SteadyScaler:
 
     def __init__(self, count: int) -> None:
         self.wanted = self.max_replicas = count
+        self.min_replicas = 1
+
+    def set_bounds(self, bounds: tuple[int, int]) -> None:
+        """See `Scaler.set_bounds`."""
 
     def publish(self) -> None:
         """See `Scaler.publish`."""

@@ -201,6 +201,22 @@ def mode(
         orders.mode(endpoint, terminal, mode)
 
 
+@app.command()
+def bounds(
+    least: Annotated[int, typer.Argument(metavar="MIN", help="Minimum number of replicas.")],
+    most: Annotated[int, typer.Argument(metavar="MAX", help="Maximum number of replicas.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Set the bounds on the number of replicas, without a restart.
+
+    They hold until Serve ends, or a configuration with other bounds is applied.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.set_bounds(endpoint, terminal, least, most)
+
+
 @cache.command()
 def match(
     prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,

@@ -82,6 +82,10 @@ class MellEndpoint:
         """Set the scheduler's mode; the answer."""
         return self._wait(self._mell.set_mode(mode), ordered=True)
 
+    def set_bounds(self, least: int, most: int) -> dict[str, Any]:
+        """Set the bounds on the number of replicas; the answer."""
+        return self._wait(self._mell.set_bounds(least, most), ordered=True)
+
     def match(self, prompt: Mapping[str, Any]) -> tuple[MatchDocument, dict[str, Any]]:
         """`/mell/cache/match` for a body of it, as a value and as the document."""
         document = self._wait(self._mell.match(prompt), ordered=True)

@@ -118,3 +118,10 @@ def set_role(endpoint: MellEndpoint, terminal: Terminal, replica: str, role: Rol
     answer = endpoint.set_role(replica, None if role is RoleChoice.AUTO else role)
     terminal.show(f"{replica}: " + ("Mell assigns its role" if role is RoleChoice.AUTO else f"its role is {role}"))
     terminal.write(answer)
+
+
+def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int) -> None:
+    """Set the bounds on the number of replicas."""
+    answer = endpoint.set_bounds(least, most)
+    terminal.show(f"at least {plural(least, 'replica')}, at most {most}")
+    terminal.write(answer)

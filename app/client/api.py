@@ -132,6 +132,11 @@ class ApiClient:
         """Order a drain of a replica; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/drain", _object)
 
+    async def set_bounds(self, least: int, most: int) -> dict[str, Any]:
+        """`POST /mell/bounds`: the answer."""
+        order = {"min_replicas": least, "max_replicas": most}
+        return await self._call("POST", "/mell/bounds", _object, order)
+
     async def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
         """Set a replica's role, or with None have Mell assign it again; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/role", _object, {"role": role})

@@ -50,6 +50,17 @@ def read_documents(file: Path) -> list[Any]:
     return documents
 
 
+def unusable(name: str) -> str | None:
+    """The reason why a file with this name is no configuration, in one line; None for what may be an import path."""
+    if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
+        return None
+    try:
+        read_documents(Path(name))
+    except DocumentError as error:
+        return f"{name}: {error}"
+    return None
+
+
 def _in_one_line(error: yaml.YAMLError) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"line {mark.line + 1}: {problem}" if mark is not None and problem else " ".join(str(error).split())

@@ -47,8 +47,3 @@ class IngressConfig(IngressSettings):
     def model_names(self) -> frozenset[str]:
         """The names of the model without an adapter."""
         return served_names(self.model_id, self.engine_kwargs)
-
-    @property
-    def shares_port(self) -> bool:
-        """True if several ingress processes of a node listen on the same port."""
-        return self.num_replicas > 1

@@ -45,6 +45,7 @@ from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
 from deployments.serve.adapters import AdapterStore
 from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.retirement import generation
 from deployments.serve.routing import own_app, own_id
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId, RequestSpec
@@ -227,6 +228,10 @@ class IngressBackend:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))
 
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """See `Backend.set_bounds`."""
+        return await self._order(lambda scheduler: scheduler.set_bounds(least, most))
+
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         """See `Backend.match`."""
         arrival = await self._api.arrival(order)
@@ -350,7 +355,7 @@ class IngressReplica:
         self._server: HttpServer | None = None
         freeze_heap()
         if config.port is not None:
-            listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
+            listening = await listen(config.host, config.port, f"{own_app()}.{generation()}", _BIND_WAIT_S)
             served = BelowPath(self._app, config.root_path) if config.root_path else self._app
             bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
             self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))

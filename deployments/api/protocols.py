@@ -272,6 +272,10 @@ class OperatorApi(Protocol):
         """Set the mode until the application is deployed again. No epoch in another mode acts after the answer."""
         ...
 
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """Set the bounds on the number of replicas, until other ones are configured."""
+        ...
+
     async def match(self, arrival: Arrival) -> dict[str, Any]:
         """`/mell/cache/match`: the placement that the arrival would get now. Nothing is placed or promised."""
         ...

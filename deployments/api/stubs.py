@@ -352,6 +352,10 @@ class SchedulerStub:
         """See `OperatorApi.set_mode`."""
         return await self._call(SchedulerApi.set_mode, mode)
 
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """See `OperatorApi.set_bounds`."""
+        return await self._call(SchedulerApi.set_bounds, least, most)
+
     async def match(self, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""
         return await self._call(SchedulerApi.match, arrival)

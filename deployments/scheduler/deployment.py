@@ -138,7 +138,7 @@ class LiveScheduler:
         )
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, terms, fence)
-        pool = LivePool(ENGINE, config.bounds[0], fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
+        pool = LivePool(ENGINE, fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
         self._epochs = Epochs(
             config,
             (pool,),
@@ -301,6 +301,8 @@ class LiveScheduler:
             "policy": self._config.policy,
             "fence": self._fence,
             "wanted_replicas": self._scaler.wanted,
+            "min_replicas": self._scaler.min_replicas,
+            "max_replicas": self._scaler.max_replicas,
             "estimates": memory.estimates.to_json(now) | {"steps": memory.experience.steps.to_json()},
             "routing": self._routing(),
             "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
@@ -429,6 +431,18 @@ class LiveScheduler:
         await self._ordered.order(mode)
         await self._epochs.follow_mode()
         return MoveAccepted(mode)
+
+
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """See `OperatorApi.set_bounds`."""
+        mode = self._epochs.mode
+        if mode is not Mode.ACT:
+            return MoveRejected(422, f"scheduler.mode is {mode}: nothing opens replicas; write act")
+        if self._config.prefill_replicas >= least:
+            prefills = self._config.prefill_replicas
+            return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")
+        self._scaler.set_bounds((least, most))
+        return MoveAccepted(ENGINE)
 
 
 class EpochScheduler(LiveScheduler):

@@ -15,10 +15,9 @@ from policies.plan import Plan, Reason
 
 @dataclass(frozen=True, slots=True)
 class LivePool:
-    """The replicas of one deployment, at least `min_replicas`. `fence` is the scheduler's."""
+    """The replicas of one deployment. `fence` is the scheduler's."""
 
     deployment: PoolId
-    min_replicas: int
     fence: int
     listing: Listing
     gatherer: Gatherer
@@ -38,7 +37,7 @@ class LivePool:
         pool = Pool(
             self.deployment,
             model,
-            min_replicas=self.min_replicas,
+            min_replicas=scaler.min_replicas,
             max_replicas=scaler.max_replicas,
             wanted=scaler.wanted,
             capacity=Tokens(0),

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.scheduler.listing import Listing
+from deployments.serve.bounds import Bounds, read_bounds, write_bounds
 from deployments.serve.retirement import generation, retire
 from deployments.serve.scaling import Wanted, read_wanted, write_wanted
 from migration.protocol.errors import MigrationError, Refused
@@ -32,12 +33,17 @@ _INHERITED_S = 60.0
 
 
 class Scaler(Protocol):
-    """Opens and closes replicas, at most `max_replicas`. `fence` is the scheduler's in all methods."""
+    """Opens and closes replicas, within the bounds. `fence` is the scheduler's in all methods."""
 
+    min_replicas: int
     max_replicas: int
 
     scales: bool
     """False if something else decides on the number of replicas: the wanted number is then Serve's own."""
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Set the bounds for this scheduler and its successors. The wanted number follows at once."""
+        ...
 
     @property
     def wanted(self) -> int:
@@ -82,7 +88,7 @@ class Scaler(Protocol):
 
 
 class ServeScaler:
-    """Implements `Scaler`. `bounds` are the least and the greatest number of replicas.
+    """Implements `Scaler`. `bounds` are those of the configuration, which an operator may have changed.
 
     `freed` receives the seconds from the beginning of a replica's emptying until it has stopped.
     """
@@ -92,7 +98,7 @@ class ServeScaler:
         app: str,
         replicas: RemoteReplicas[ControlApi],
         listing: Listing,
-        bounds: tuple[int, int],
+        bounds: Bounds,
         freed: Callable[[float], None],
         clock: Clock,
         wall_clock: Clock,
@@ -100,7 +106,8 @@ class ServeScaler:
         self._app = app
         self._replicas = replicas
         self._listing = listing
-        self.min_replicas, self.max_replicas = bounds
+        self._configured = bounds
+        self.min_replicas, self.max_replicas = read_bounds(app, generation(), bounds)
         self._freed = freed
         self._clock = clock
         self._wall_clock = wall_clock
@@ -150,6 +157,14 @@ class ServeScaler:
     def opening(self) -> int:
         """See `Scaler.opening`."""
         return max(0, self.wanted - self._kept_by_serve())
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """See `Scaler.set_bounds`. Above the maximum, Serve stops replicas, whose requests are evacuated."""
+        write_bounds(self._app, generation(), self._configured, bounds)
+        before, (self.min_replicas, self.max_replicas) = self.wanted, bounds
+        self._wanted = min(max(before, self.min_replicas), self.max_replicas)
+        log.info("at least %d and at most %d replicas, %d for now", *bounds, self._wanted)
+        self.publish()
 
     def publish(self) -> None:
         """See `Scaler.publish`."""

@@ -29,9 +29,19 @@ unknown key is an error, and so is a value of the wrong type: `"8000"` in quotes
 one per line, before any replica starts. Times are in seconds.
 
 Keys outside `args` belong to Ray Serve: `proxy_location`, `http_options`, `logging_config`, `import_path`,
-`route_prefix`. Keep the application's `name: mell`, by which deployments find each other. With `ingress.port` set,
-clients connect to the ingress directly and Serve's proxy is not needed. To serve through the proxy, write `port: null`,
-set `proxy_location` to `HeadOnly` or `EveryNode`, and set address and port in `http_options`.
+`route_prefix`, `name` (any), `runtime_env`. With `ingress.port` set, clients connect to the ingress directly and
+Serve's proxy is not needed: write `proxy_location: Disabled`, or the proxy takes port 8000. To serve through the proxy,
+write `port: null`, set `proxy_location` to `HeadOnly` or `EveryNode`, and set address and port in `http_options`.
+
+Entries under `deployments:` for Mell's own deployments are refused, since Serve replaces parts of them as a whole: the
+bounds with the scheduler's part in scaling, the resources with the environment. Every one has a setting below in its
+place, which the message names, and `mell bounds` changes the number of replicas at run time
+([operations.md](operations.md#bounds-on-the-number-of-replicas)). Ray Serve LLM's `llm_configs` may stand in the place
+of `model_loading_config`, `engine_kwargs`, `accelerator_type` and `deployment_config`
+([coming-from.md](coming-from.md#from-rayservellm)).
+
+`mell doctor --config FILE` makes all checks of a start, with a Serve file or with Kubernetes manifests that have a
+RayService ([cli.md](cli.md#mell-doctor)).
 
 The environment variable `MELL_CACHE` names the folder for models that Mell generates and, without GPUs, for functions
 that torch has compiled (default: `~/.cache/mell`). `MELL_API_KEYS` can hold the list of API keys instead of
@@ -42,14 +52,16 @@ node, for `ingress.frontend: rust` with a build of vLLM that has none ([frontend
 _ENGINE_KWARGS = """\
 ## `engine_kwargs`
 
-Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. Some are checked at the start:
-`block_size`, `max_model_len` and `tensor_parallel_size` must be positive whole numbers, `block_size` on CPU a multiple
-of 32. `tensor_parallel_size: n` splits the model over n workers, on GPUs with a GPU each: a replica then has n GPUs of
+Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. They are checked before anything
+starts: names and types, by the source of the installed vLLM, with the nearest name for one that does not exist, and
+parsers. `block_size`, `max_model_len` and `tensor_parallel_size` must be positive whole numbers, `block_size` on CPU a
+multiple of 32. `tensor_parallel_size: n` splits the model over n workers, on GPUs with a GPU each: a replica then has n GPUs of
 one node ([several GPUs per replica](gpu.md#several-gpus-per-replica)).
 
 Arguments that Mell cannot serve with are refused before any replica starts, with what to write instead: those in the
-list of refused flags ([vllm-flags.md](vllm-flags.md)), such as `pipeline_parallel_size`, and `data_parallel_size`
-above 1. [limits.md](limits.md#what-moves-how) lists how requests move with the others.
+list of refused flags ([vllm-flags.md](vllm-flags.md)), such as `pipeline_parallel_size`, `data_parallel_size` above 1,
+and those that vLLM has removed. Experts of a model are spread over the workers of a replica: `enable_expert_parallel`
+with `tensor_parallel_size: n`. [limits.md](limits.md#what-moves-how) lists how requests move with the others.
 
 Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`; with `enable_lora`,
 also `lora_target_modules`, the projections of attention and MLPs ([limits.md](limits.md#api) has the reason). The

@@ -22,7 +22,11 @@ def test_make_hands_configuration_and_arguments_on() -> None:
 
 
 @pytest.mark.parametrize("with_parent", [True, False])
-def test_arguments_are_those_of_serve_run(monkeypatch: pytest.MonkeyPatch, with_parent: bool) -> None:
+def test_arguments_are_those_of_serve_run(
+    monkeypatch: pytest.MonkeyPatch, with_parent: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text("applications: []")
     ended: list[bool] = []
     started: list[list[str]] = []
 
@@ -33,9 +37,15 @@ def test_arguments_are_those_of_serve_run(monkeypatch: pytest.MonkeyPatch, with_
     monkeypatch.setattr(serve, "end_with_parent", lambda: ended.append(True))
     monkeypatch.setattr(serve, "run_kept", run_kept)
     options = ["--with-parent"] if with_parent else []
-    monkeypatch.setattr("sys.argv", ["serve.py", *options, "--address", "auto", "some.yaml"])
+    monkeypatch.setattr("sys.argv", ["serve.py", *options, "--address", "auto", str(file)])
     with pytest.raises(SystemExit) as exited:
         serve.main()
     assert exited.value.code == 3
-    assert started == [["serve", "run", "--address", "auto", "some.yaml"]]
+    assert started == [["serve", "run", "--address", "auto", str(file)]]
     assert ended == [True] * with_parent
+
+
+def test_without_a_configuration_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["serve.py", "none.yaml"])
+    with pytest.raises(SystemExit, match=r"^none.yaml: there is no such file$"):
+        serve.main()

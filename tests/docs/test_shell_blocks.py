@@ -23,6 +23,7 @@ from app.ingress.http.orders import (
     MoveRequest,
     PinOrder,
     RoleOrder,
+    BoundsOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,
@@ -53,6 +54,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/v1/unload_lora_adapter": UnloadAdapter,
     "/mell/replicas/REPLICA/role": RoleOrder,
     "/mell/mode": ModeRequest,
+    "/mell/bounds": BoundsOrder,
 }
 """The bodies of operators' orders, by path."""
 

@@ -118,6 +118,8 @@ class State(Described):
     policy: str = ""
     fence: int = Field(0, description="Rises with every scheduler that starts.")
     wanted_replicas: int = 0
+    min_replicas: int = 0
+    max_replicas: int = 0
     least_replicas: int = Field(
         0,
         description="The fewest replicas that could hold the KV caches of all requests now, where blocks that requests "

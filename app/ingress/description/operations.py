@@ -18,6 +18,7 @@ from app.ingress.http.orders import (
     MoveRequest,
     PinOrder,
     RoleOrder,
+    BoundsOrder,
     StartProfile,
     UnloadAdapter,
 )
@@ -243,6 +244,24 @@ OPERATIONS: tuple[Operation, ...] = (
         refused=(
             "The mode is `act`, and `autoscaling_config.target_ongoing_requests` has Serve decide on the number of "
             "replicas (422).",
+            "The scheduler is away (503).",
+        ),
+    ),
+    Operation(
+        "POST",
+        "/mell/bounds",
+        "setBounds",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Set the bounds on the number of replicas",
+        Answer("They count at once.", BoundsOrder),
+        (*_READING, 401, 403, 422, 503),
+        "They count until Serve ends, or a configuration with other bounds is applied. Replicas beyond the maximum are "
+        "stopped, and their requests move to others.",
+        body=BoundsOrder,
+        example={"min_replicas": 2, "max_replicas": 6},
+        refused=(
+            "`scheduler.mode` is not `act`, or so many replicas are for prefills (422).",
             "The scheduler is away (503).",
         ),
     ),

@@ -28,6 +28,7 @@ from app.ingress.http.orders import (
     PinOrder,
     PromptOrder,
     RoleOrder,
+    BoundsOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,
@@ -92,6 +93,10 @@ class ControlBackend(Protocol):
         """Set the scheduler's mode, until the application is deployed again."""
         ...
 
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """Set the bounds on the number of replicas."""
+        ...
+
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         """The body of `/mell/cache/match`. Raises ApiError."""
         ...
@@ -140,6 +145,7 @@ class ControlRoutes:
             Route("/mell/replicas/{replica}/role", self.set_role, methods=["POST"]),
             Route("/mell/mode", self.mode, methods=["GET"]),
             Route("/mell/mode", self.set_mode, methods=["POST"]),
+            Route("/mell/bounds", self.set_bounds, methods=["POST"]),
             Route("/mell/cache/match", self.match, methods=["POST"]),
             Route("/mell/cache/copy", self.copy, methods=["POST"]),
             Route("/mell/cache/pin", self.pin, methods=["POST"]),
@@ -236,6 +242,15 @@ class ControlRoutes:
         answer = await self._backend.set_mode(order.mode)
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"mode": order.mode})
+        raise ApiError(answer.status, answer.message, details=answer.details)
+
+    async def set_bounds(self, http: Request) -> Response:
+        """POST /mell/bounds."""
+        self._check_admin(http)
+        order = await self._read(BoundsOrder, http)
+        answer = await self._backend.set_bounds(order.min_replicas, order.max_replicas)
+        if isinstance(answer, MoveAccepted):
+            return JSONResponse(order.model_dump())
         raise ApiError(answer.status, answer.message, details=answer.details)
 
     async def match(self, http: Request) -> Response:

@@ -45,6 +45,21 @@ class ModeRequest(BaseModel):
     )
 
 
+class BoundsOrder(BaseModel):
+    """Body of POST /mell/bounds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    min_replicas: int = Field(ge=1, le=10_000, description="Minimum number of replicas.")
+    max_replicas: int = Field(ge=1, le=10_000, description="Maximum number of replicas, at least the minimum.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas is above max_replicas")
+        return self
+
+
 class StartProfile(BaseModel):
     """Body of POST /mell/start_profile, as vLLM has it. All members are optional."""
 

@@ -18,14 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.ingress.http.connections import Bounds, Connection
 from app.ingress.http.cross_origin import of_operators
+from app.ingress.http.ports import open_port
 from app.ingress.http.tls import TlsFiles
 
 log = logging.getLogger("ray.serve")
 
 _BACKLOG = 2048
 _BIND_RETRY_S = 0.25
-_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
-"""The kernel detects a vanished client after two minutes of silence."""
 
 
 class EchoRequestId:
@@ -107,8 +106,8 @@ class HttpServer:
             self._refreshing.cancel()
 
 
-async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.socket:
-    """A listening socket; if `shared`, several ingress processes of a node share the port.
+async def listen(host: str, port: int, service: str, wait_s: float) -> socket.socket:
+    """A listening socket, whose port other ingresses of the service share.
 
     A busy port is retried for `wait_s` seconds, since a stopping predecessor may still hold it.
 
@@ -116,27 +115,13 @@ async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.so
         OSError: the port is not available.
     """
     deadline = time.monotonic() + wait_s
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Accepted connections inherit these options.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE.items():
-            listening.setsockopt(socket.IPPROTO_TCP, option, value)
         try:
-            listening.bind((host, port))
-            listening.listen(_BACKLOG)
-            listening.setblocking(False)
+            return open_port(host, port, service, _BACKLOG)
         except OSError as error:
-            listening.close()
             if time.monotonic() > deadline:
                 raise OSError(error.errno, f"{host}:{port}: {error.strerror}; set ingress.port") from None
             await asyncio.sleep(_BIND_RETRY_S)
-        else:
-            return listening
 
 
 def endpoint(host: str, port: int, tls: bool = False) -> str:

@@ -44,6 +44,7 @@ class FakeMell:
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
                 Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
                 Route("/mell/mode", self._set_mode, methods=["POST"]),
+                Route("/mell/bounds", self._set_bounds, methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
                 Route("/mell/cache/copy", self._copy, methods=["POST"]),
                 Route("/mell/cache/pin", self._pin, methods=["POST"]),
@@ -73,6 +74,10 @@ class FakeMell:
         return {name: self.state[name] for name in ("mode", "configured_mode")}
 
     async def _set_mode(self, request: Request) -> Response:
+        self.orders.append(order := await request.json())
+        return self._refused(request) or JSONResponse(order)
+
+    async def _set_bounds(self, request: Request) -> Response:
         self.orders.append(order := await request.json())
         return self._refused(request) or JSONResponse(order)
 

@@ -97,6 +97,13 @@ def test_an_order_to_drain_names_the_replica(at: Mell, mell: FakeMell) -> None:
     assert mell.orders == ["aaaaaaaa"]
 
 
+def test_an_order_sets_the_bounds(at: Mell, mell: FakeMell) -> None:
+    order = {"min_replicas": 1, "max_replicas": 3}
+    assert at("bounds", "1", "3").stdout == "at least 1 replica, at most 3\n"
+    assert json.loads(at("bounds", "1", "3", "--json").stdout) == order
+    assert mell.orders == [order, order] and at("bounds", "few", "3").exit_code == 2
+
+
 @pytest.mark.parametrize(("role", "given"), [("prefill", "prefill"), ("both", "both"), ("auto", None)])
 def test_an_order_for_a_role_names_the_replica(at: Mell, mell: FakeMell, role: str, given: str | None) -> None:
     result = at("role", "aaaaaaaa", role, "--json")
@@ -219,6 +226,7 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
         ("move", "r"),
         ("drain", "r"),
         ("role", "r", "auto"),
+        ("bounds", "1", "2"),
         ("cache", "match", "x"),
         ("cache", "drop", "--all"),
         ("cache", "pin", "x"),

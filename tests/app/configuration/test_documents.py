@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.configuration.documents import DocumentError, read_documents, serve_configs
+from app.configuration.documents import DocumentError, read_documents, serve_configs, unusable
 from app.configuration.surroundings import refused_entries, refused_proxy, refused_whole
 
 MELL: dict[str, Any] = {"name": "llms", "import_path": "app.main:build_app", "args": {"engine": "paced"}}
@@ -79,6 +79,15 @@ def test_an_unreadable_file_has_one_line(content: bytes, error: str, tmp_path: P
         read_documents(tmp_path / "none.yaml")
     with pytest.raises(DocumentError, match="^cannot be read: Is a directory$"):
         read_documents(tmp_path)
+
+
+def test_a_start_needs_a_file_with_a_document(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    assert unusable(str(file)) == f"{file}: there is no such file"
+    file.write_text("")
+    assert unusable(str(file)) == f"{file}: the file is empty"
+    file.write_text("applications: []")
+    assert unusable(str(file)) is None and unusable("app.main:app") is None
 
 
 @pytest.mark.parametrize(

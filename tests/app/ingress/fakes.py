@@ -600,6 +600,10 @@ class Backend:
         self.asked.append((mode,))
         return self.answer or MoveAccepted(mode)
 
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        self.asked.append((least, most))
+        return self.answer or MoveAccepted("Engine")
+
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         self.matched.append(order)
         return MATCHED

@@ -104,7 +104,7 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
         fleet,
         FakeMembership(*ids),
         listing,
-        FakeScaler(2),
+        FakeScaler(2, 2),
         Telemetry(),
         now,
         now,

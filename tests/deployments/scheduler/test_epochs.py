@@ -47,7 +47,7 @@ class Watched:
         roster, dispatch = Roster(), Dispatch(self, Records(Telemetry()))
         gatherer = Gatherer(self.engines, roster, now, 1.0, lambda records: None, lambda: None)
         listing = FakeListing(list(self.engines.answers))
-        self.live = LivePool(pool, 1, 1, listing, gatherer, roster, dispatch, self.scaler)
+        self.live = LivePool(pool, 1, listing, gatherer, roster, dispatch, self.scaler)
 
     async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
         self.ordered.append((source, order.request, target))

@@ -8,6 +8,7 @@ import pytest
 
 from deployments.scheduler import scaler
 from deployments.scheduler.scaler import ServeScaler
+from deployments.serve.bounds import Bounds
 from deployments.serve.scaling import Wanted
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
@@ -55,9 +56,15 @@ class World:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    monkeypatch.setattr(scaler, "generation", lambda: "g")
+    kept: dict[str, Bounds] = {}
+    monkeypatch.setattr(scaler, "read_bounds", lambda app, generation, configured: kept.get(app, configured))
+    monkeypatch.setattr(
+        scaler, "write_bounds", lambda app, generation, configured, ordered: kept.update({app: ordered})
+    )
+
     def made(*args: Any, **knobs: Any) -> World:
         world = World(*args, **knobs)
-        monkeypatch.setattr(scaler, "generation", lambda: "g")
         monkeypatch.setattr(scaler, "read_wanted", lambda app, generation: world.store)
         monkeypatch.setattr(scaler, "write_wanted", world.write)
         monkeypatch.setattr(scaler, "retire", world.retire)
@@ -69,6 +76,24 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
 async def settle() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "wanted"),
+    [((3, 6), 3), ((1, 1), 1), ((1, 9), 2), ((2, 2), 2)],
+    ids=["more than run", "fewer than run", "wider", "as many as run"],
+)
+def test_the_wanted_number_follows_new_bounds(make: Callable[..., World], bounds: Bounds, wanted: int) -> None:
+    world = make("ab")
+    world.scaler.set_bounds(bounds)
+    assert (world.scaler.min_replicas, world.scaler.max_replicas) == bounds
+    assert (world.scaler.wanted, world.store) == (wanted, Wanted(wanted, world.now))
+    successor = make("ab", world.store)
+    assert (successor.scaler.min_replicas, successor.scaler.max_replicas, successor.scaler.wanted) == (*bounds, wanted)
+
+
+def test_an_inherited_number_is_within_the_bounds(make: Callable[..., World]) -> None:
+    assert make("ab", Wanted(9, 99.0)).scaler.wanted == 4
 
 
 @pytest.mark.parametrize(

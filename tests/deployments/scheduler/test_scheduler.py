@@ -108,14 +108,17 @@ class Fleet:
 class FakeScaler:
     """Implements `Scaler`: notes what it is to open, close and drain."""
 
-    def __init__(self, max_replicas: int) -> None:
-        self.max_replicas = max_replicas
+    def __init__(self, max_replicas: int, min_replicas: int = 1) -> None:
+        self.min_replicas, self.max_replicas = min_replicas, max_replicas
         self.scales = True
         self.wanted = 2
         self.opened = 0
         self.closed: list[ReplicaId] = []
         self.drained: list[ReplicaId] = []
         self.fault: Exception | None = None
+
+    def set_bounds(self, bounds: tuple[int, int]) -> None:
+        self.min_replicas, self.max_replicas = bounds
 
     @property
     def opening(self) -> int:
@@ -157,7 +160,7 @@ class Scheduler:
     ) -> None:
         self.roles, self.modes = FakeRoles(roles), modes or FakeModes()
         self.members = FakeMembership(*fleet.reports)
-        self.scale, self.fleet, self.listing = FakeScaler(4), fleet, FakeListing(fleet.reports)
+        self.scale, self.fleet, self.listing = FakeScaler(4, config.bounds[0]), fleet, FakeListing(fleet.reports)
         self.core = LiveScheduler(
             ReplicaId("s"),
             config,
@@ -770,6 +773,23 @@ async def test_a_role_is_refused_where_it_would_do_nothing() -> None:
     scheduler = three(mode=Mode.OFF)
     await scheduler.epoch()
     answer = await scheduler.core.set_role("a", Role.DECODE)
+    assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
+
+
+async def test_new_bounds_are_those_of_the_next_epoch() -> None:
+    scheduler = three()
+    await scheduler.epoch()
+    assert await scheduler.core.set_bounds(1, 5) == MoveAccepted("Engine")
+    state = await scheduler.core.state()
+    assert (state["min_replicas"], state["max_replicas"]) == (1, 5)
+    await scheduler.epoch()
+    pool = scheduler.core._memory.cluster.pools[ENGINE]
+    assert (pool.min_replicas, pool.max_replicas) == (1, 5)
+
+
+async def test_bounds_are_refused_where_nothing_opens_replicas() -> None:
+    scheduler = three(mode=Mode.OFF)
+    answer = await scheduler.core.set_bounds(1, 5)
     assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
 
 

@@ -77,7 +77,7 @@ async def _serve() -> None:
     for api in apis:
         for handler, method in ((inside, "GET"), (hold, "POST"), (go, "POST")):
             api.app.router.routes.insert(0, Route(f"/{handler.__name__}", handler, methods=[method]))
-        listening = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+        listening = await listen("127.0.0.1", 0, "mell", wait_s=0)
         ports.append(listening.getsockname()[1])
         servers.append(HttpServer(api.app, listening, Bounds(keep_alive_s=3600, head_s=3600)))
     print(json.dumps(ports), flush=True)

@@ -29,7 +29,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: mell\r\nContent-Type: applicatio
 @asynccontextmanager
 async def listening(app: Any, **bounds: Any) -> AsyncIterator[tuple[int, HttpServer]]:
     """The port of a server in this process with the given bounds."""
-    bound = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    bound = await listen("127.0.0.1", 0, "mell", wait_s=0)
     server = HttpServer(app, bound, Bounds(**bounds))
     try:
         yield bound.getsockname()[1], server
@@ -255,7 +255,7 @@ async def test_a_tunnel_is_refused(api: Api) -> None:
 
 
 async def test_keep_alive_probes_detect_vanished_clients() -> None:
-    bound = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    bound = await listen("127.0.0.1", 0, "mell", wait_s=0)
     client = socket.create_connection(bound.getsockname())
     await eventually(lambda: True)
     bound.setblocking(True)

@@ -162,6 +162,24 @@ async def test_an_order_for_a_role_is_checked(api: Api, body: Any, param: str | 
     assert not api.backend.asked
 
 
+async def test_an_order_sets_the_bounds(api: Api) -> None:
+    order = {"min_replicas": 2, "max_replicas": 3}
+    response = await api.post("/mell/bounds", json=order)
+    assert (response.status_code, response.json()) == (200, order) and api.backend.asked == [(2, 3)]
+    api.backend.answer = MoveRejected(422, "scheduler.mode is off")
+    assert (await api.post("/mell/bounds", json=order)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"min_replicas": 0, "max_replicas": 2}, {"min_replicas": 3, "max_replicas": 2}, {"min_replicas": 1}],
+    ids=["none", "no replica", "the wrong way round", "one"],
+)
+async def test_an_order_for_bounds_is_checked(api: Api, body: Any) -> None:
+    response = await api.post("/mell/bounds", json=body)
+    assert response.status_code == 400 and not api.backend.asked
+
+
 async def test_a_role_that_the_scheduler_refuses_is_refused(api: Api) -> None:
     api.backend.answer = MoveRejected(422, "scheduler.mode is off")
     response = await api.post(ROLE, json={"role": "both"})

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from app.ingress.http.ports import _opening
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 
 
@@ -32,7 +33,7 @@ async def _hello(http: Request) -> PlainTextResponse:
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[HttpServer, httpx.AsyncClient]]:
     app = Starlette(routes=[Route("/", _hello), Route("/slow", _slow)])
-    listening = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    listening = await listen("127.0.0.1", 0, "mell", wait_s=0)
     url = endpoint(*listening.getsockname()[:2])
     server = HttpServer(app, listening)
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
@@ -79,26 +80,44 @@ async def test_closing_lets_open_answers_end() -> None:
         await closing
 
 
-async def test_a_busy_port_is_an_error_that_names_the_setting() -> None:
-    first = await listen("127.0.0.1", 0, shared=False, wait_s=0)
-    with pytest.raises(OSError, match=r"set ingress\.port") as caught:
-        await listen("127.0.0.1", first.getsockname()[1], shared=False, wait_s=0)
-    assert caught.value.errno == errno.EADDRINUSE
-    first.close()
+@pytest.mark.parametrize("shares", [False, True], ids=["a plain socket", "a socket that shares its port"])
+async def test_a_busy_port_is_an_error_that_names_the_setting(shares: bool) -> None:
+    with socket.socket() as other:
+        if shares:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match=r"set ingress\.port") as caught:
+            await listen("127.0.0.1", other.getsockname()[1], "mell", wait_s=0)
+        assert caught.value.errno == errno.EADDRINUSE
 
 
 async def test_the_port_of_a_stopping_predecessor_is_retried() -> None:
-    first = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    first = await listen("127.0.0.1", 0, "before", wait_s=0)
     port = first.getsockname()[1]
     asyncio.get_running_loop().call_later(0.1, first.close)
-    second = await listen("127.0.0.1", port, shared=False, wait_s=5)
+    second = await listen("127.0.0.1", port, "mell", wait_s=5)
     assert second.getsockname()[1] == port
     second.close()
 
 
-async def test_ingresses_of_a_node_share_a_port() -> None:
-    first = await listen("127.0.0.1", 0, shared=True, wait_s=0)
-    second = await listen("127.0.0.1", first.getsockname()[1], shared=True, wait_s=0)
-    assert isinstance(second, socket.socket)
+async def test_ingresses_of_one_service_share_a_port_and_others_do_not() -> None:
+    first = await listen("127.0.0.1", 0, "mell", wait_s=0)
+    port = first.getsockname()[1]
+    second = await listen("127.0.0.1", port, "mell", wait_s=0)
     first.close()
+    for address in ("127.0.0.1", "0.0.0.0"):
+        with pytest.raises(OSError, match=r"set ingress\.port"):
+            await listen(address, port, "another", wait_s=0)
+    third = await listen("127.0.0.1", port, "mell", wait_s=0)
     second.close()
+    third.close()
+    (await listen("127.0.0.1", port, "another", wait_s=0)).close()
+
+
+async def test_a_port_is_opened_by_one_process_at_a_time() -> None:
+    first = await listen("127.0.0.1", 0, "mell", wait_s=0)
+    port = first.getsockname()[1]
+    with _opening(port), pytest.raises(OSError, match=r"set ingress\.port"):
+        await listen("127.0.0.1", port, "mell", wait_s=0)
+    first.close()

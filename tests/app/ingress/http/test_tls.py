@@ -39,7 +39,7 @@ def trusting(authority: Certificate, own: Certificate | None = None) -> ssl.SSLC
 
 @asynccontextmanager
 async def serving(held: TlsFiles | None) -> AsyncIterator[str]:
-    listening = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    listening = await listen("127.0.0.1", 0, "mell", wait_s=0)
     server = HttpServer(Starlette(routes=[Route("/", _scheme)]), listening, tls=held)
     try:
         yield endpoint("127.0.0.1", listening.getsockname()[1], held is not None)

@@ -1,0 +1,16 @@
+"""An operator's bounds count for the application and the start of Serve for which they were set."""
+
+import pytest
+
+from deployments.serve import bounds
+
+
+def test_bounds_count_until_others_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[bytes, bytes] = {}
+    monkeypatch.setattr(bounds, "_internal_kv_get", lambda key, namespace: kept.get(key))
+    monkeypatch.setattr(bounds, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
+    assert bounds.read_bounds("mell", "g", (1, 2)) == (1, 2)
+    bounds.write_bounds("mell", "g", (1, 2), (3, 4))
+    assert bounds.read_bounds("mell", "g", (1, 2)) == (3, 4)
+    assert bounds.read_bounds("mell", "g", (1, 5)) == (1, 5), "another configuration"
+    assert bounds.read_bounds("mell", "h", (1, 2)) == bounds.read_bounds("other", "g", (1, 2)) == (1, 2)
