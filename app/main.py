@@ -27,11 +27,11 @@ from app.settings import (
     check_installed,
     check_nodes,
     describe_errors,
+    has_gpu_build,
 )
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import Caching, Disaggregation, EngineConfig, Isolation, SchedulerConfig, Topology
-from deployments.replica.imports import CPU_BUILD, is_installed
 from deployments.serve.retirement import controller
 
 log = logging.getLogger("ray.serve")
@@ -93,7 +93,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 def read_args(args: dict[str, Any]) -> Args:
     """The settings that `args` stand for. Raises ValueError with one line per error."""
     try:
-        return as_settings(args or {}, has_gpus=not is_installed(CPU_BUILD))
+        return as_settings(args or {}, has_gpus=has_gpu_build())
     except LlmConfigsRefused as error:
         raise _refused(error.lines) from None
 

@@ -687,6 +687,11 @@ def _explain(error: Any) -> str:
     return str(error["ctx"]["error"] if own else error["msg"])
 
 
+def has_gpu_build() -> bool:
+    """True unless the CPU build of vLLM is installed."""
+    return not is_installed(CPU_BUILD)
+
+
 def check_installed(settings: Settings) -> None:
     """Compare the settings with the installed build of vLLM. Raises ValueError with the correction."""
     cpu_build = is_installed(CPU_BUILD)
@@ -696,6 +701,10 @@ def check_installed(settings: Settings) -> None:
         )
     if settings.engine == "vllm" and not settings.gpus and not cpu_build and is_installed("vllm"):
         raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
+
+
+ACCELERATOR = "accelerator_type:"
+"""The beginning of Ray's resource for a type of GPU."""
 
 
 def check_nodes(settings: Settings, nodes: Collection[Mapping[str, float]]) -> None:
@@ -711,10 +720,6 @@ def check_nodes(settings: Settings, nodes: Collection[Mapping[str, float]]) -> N
             f"no node has more than {largest:g}: write tensor_parallel_size: {largest:g}"
         )
     kind = settings.accelerator_type
-    types = {name.removeprefix(_TYPE) for node in with_gpus for name in node if name.startswith(_TYPE)}
+    types = {name.removeprefix(ACCELERATOR) for node in with_gpus for name in node if name.startswith(ACCELERATOR)}
     if kind is not None and types and kind not in types:
         raise ValueError(f"accelerator_type is {kind}, but the cluster's GPUs are {', '.join(sorted(types))}")
-
-
-_TYPE = "accelerator_type:"
-"""The beginning of Ray's resource for a type of GPU."""

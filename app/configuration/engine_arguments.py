@@ -1,4 +1,4 @@
-"""What vLLM would refuse: unknown arguments, values of the wrong type, and parsers that do not exist. Pure but for files.
+"""Arguments that vLLM would refuse: unknown ones, values of the wrong type, and parsers that do not exist.
 
 The settings import this module, so that every error is reported at once.
 """

@@ -3,7 +3,7 @@
 Every member has one of three fates: a setting of Mell, no effect (with a note), or a refusal that names what to write.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,11 @@ class _Mapping:
         self._take_ingress(args)
         self.settings |= {name: value for name, value in own.items() if name not in OF_ENTRY and name != "ingress"}
         # Ray Serve LLM's clients connect to Serve's own proxy, whose port Mell's ingress would otherwise take.
-        self.settings["ingress"] = {"port": None, **self.settings["ingress"], **self._section("ingress", own.get("ingress"))}
+        self.settings["ingress"] = {
+            "port": None,
+            **self.settings["ingress"],
+            **self._section("ingress", own.get("ingress")),
+        }
 
     def _only_entry(self, entries: Any, read: Callable[[str], str]) -> dict[str, Any] | None:
         if not isinstance(entries, list) or not entries:
@@ -236,7 +240,9 @@ class _Mapping:
                 self._refuse("placement_group_config", _GPUS)
             elif cpus := sum(bundle.get("CPU", 0) for bundle in bundles):
                 self.settings["deployment_config"]["num_cpus"] = cpus
-                self._note("placement_group_config", "a replica is on one node; its CPUs are deployment_config.num_cpus")
+                self._note(
+                    "placement_group_config", "a replica is on one node; its CPUs are deployment_config.num_cpus"
+                )
         if kind == "tpu":
             self._refuse("accelerator_config", "Mell's engines run on GPUs, or on CPUs: write kind: gpu")
         elif kind not in (None, "cpu", "gpu"):

@@ -95,10 +95,9 @@ def parsers(argument: str) -> tuple[str, ...]:
         return ()
     file, variable = _PARSERS[argument]
     for node in _parse(package / file).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            if any(isinstance(target, ast.Name) and target.id == variable for target in node.targets):
-                keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
-                return tuple(sorted(map(str, keys)))
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=ast.Dict(keys)) if name == variable:
+                return tuple(sorted(str(key.value) for key in keys if isinstance(key, ast.Constant)))
     return ()
 
 

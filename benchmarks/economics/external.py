@@ -18,7 +18,6 @@ from deployments.serve.retirement import generation
 from deployments.serve.scaling import Wanted, write_wanted
 from policies.model import Phase
 
-
 _APP = "mell"
 """The application's name in the configurations of benchmarks."""
 

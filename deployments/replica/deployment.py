@@ -114,10 +114,9 @@ class EngineReplica:
         profile = await measure(self._engine, self._slots, self._node, time.perf_counter) if moves else None
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
-        app = own_app()
-        self._scheduler = scheduler_client(app)
+        self._scheduler = scheduler_client(own_app())
         world = self._make_world(migration, engine.hides_handed_over)
-        self._replicas = engines(app)
+        self._replicas = engines(own_app())
         self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)
         self._moves = Moves(world, self._host, self._peer, migration.lease_s, self._notify_record)
         self._copies = Copies(world, self._engine, self._peer, migration.lease_s, self._notify_copy)
@@ -130,7 +129,7 @@ class EngineReplica:
         self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
         self._peer_calls = PeerCalls(self._id, self._moves, self._pool, self._lacks)
         self._peers = PeerConnections(self._id, self._links.open, self._forget)
-        self._membership = ServeMembership("Engine", app, f"engine-{self._id}", self._peers_changed)
+        self._membership = ServeMembership("Engine", own_app(), f"engine-{self._id}", self._peers_changed)
         evacuates = engine.evacuates and remembers
         self._last_copies = LastCopies(
             self._evacuate, lambda: evacuates and self._has_peers(), self._grace_s, time.monotonic

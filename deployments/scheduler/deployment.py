@@ -432,7 +432,6 @@ class LiveScheduler:
         await self._epochs.follow_mode()
         return MoveAccepted(mode)
 
-
     async def set_bounds(self, least: int, most: int) -> MoveAnswer:
         """See `OperatorApi.set_bounds`."""
         mode = self._epochs.mode

@@ -55,8 +55,8 @@ _ENGINE_KWARGS = """\
 Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. They are checked before anything
 starts: names and types, by the source of the installed vLLM, with the nearest name for one that does not exist, and
 parsers. `block_size`, `max_model_len` and `tensor_parallel_size` must be positive whole numbers, `block_size` on CPU a
-multiple of 32. `tensor_parallel_size: n` splits the model over n workers, on GPUs with a GPU each: a replica then has n GPUs of
-one node ([several GPUs per replica](gpu.md#several-gpus-per-replica)).
+multiple of 32. `tensor_parallel_size: n` splits the model over n workers, on GPUs with a GPU each: a replica then has
+n GPUs of one node ([several GPUs per replica](gpu.md#several-gpus-per-replica)).
 
 Arguments that Mell cannot serve with are refused before any replica starts, with what to write instead: those in the
 list of refused flags ([vllm-flags.md](vllm-flags.md)), such as `pipeline_parallel_size`, `data_parallel_size` above 1,

@@ -22,9 +22,7 @@ def test_make_hands_configuration_and_arguments_on() -> None:
 
 
 @pytest.mark.parametrize("with_parent", [True, False])
-def test_arguments_are_those_of_serve_run(
-    monkeypatch: pytest.MonkeyPatch, with_parent: bool, tmp_path: Path
-) -> None:
+def test_arguments_are_those_of_serve_run(monkeypatch: pytest.MonkeyPatch, with_parent: bool, tmp_path: Path) -> None:
     file = tmp_path / "some.yaml"
     file.write_text("applications: []")
     ended: list[bool] = []

@@ -15,6 +15,7 @@ from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
 from app.ingress.http.orders import (
+    BoundsOrder,
     CopyPrompt,
     DropOrder,
     LoadAdapter,
@@ -23,7 +24,6 @@ from app.ingress.http.orders import (
     MoveRequest,
     PinOrder,
     RoleOrder,
-    BoundsOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,

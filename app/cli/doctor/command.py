@@ -38,7 +38,7 @@ def diagnose(endpoint: MellEndpoint, terminal: Terminal, config: Path | None, pr
 def _findings(endpoint: MellEndpoint, config: Path | None, probes: Probes) -> Iterator[DoctorFinding]:
     yield from examine(probes)
     if config is not None:
-        yield examine_config(config)
+        yield examine_config(config, probes)
     url = check_url(endpoint.url)
     port = (url.port or (443 if url.scheme == "https" else 80)) if is_loopback(endpoint.url) else None
     answers, trouble = _health(endpoint)
@@ -85,11 +85,11 @@ def examine_endpoint(
         yield checks.check_port(port, probes.taken(port), answers, "Mell's ingress")
 
 
-def examine_config(file: Path) -> DoctorFinding:
-    """Check a file with Serve's configuration."""
+def examine_config(file: Path, probes: Probes) -> DoctorFinding:
+    """Check a file with Serve's configuration. A running cluster may have GPUs that this machine lacks."""
     from app.cli.doctor.config import examine_file  # imports pydantic, which no other command needs
 
-    return checks.check_config(str(file), *examine_file(file))
+    return checks.check_config(str(file), *examine_file(file, () if probes.ray_runs() else probes.gpus() or ()))
 
 
 def render_findings(found: Iterable[DoctorFinding]) -> Table:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from app.ingress.description import described
 from app.ingress.http.orders import (
+    BoundsOrder,
     CopyPrompt,
     DropOrder,
     LoadAdapter,
@@ -18,7 +19,6 @@ from app.ingress.http.orders import (
     MoveRequest,
     PinOrder,
     RoleOrder,
-    BoundsOrder,
     StartProfile,
     UnloadAdapter,
 )

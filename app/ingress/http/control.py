@@ -18,6 +18,7 @@ from app.ingress.engine_orders import EngineOrders, Failures
 from app.ingress.errors import ApiError
 from app.ingress.http.cross_origin import CrossOrigin
 from app.ingress.http.orders import (
+    BoundsOrder,
     CopyPrompt,
     DropOrder,
     LoadAdapter,
@@ -28,7 +29,6 @@ from app.ingress.http.orders import (
     PinOrder,
     PromptOrder,
     RoleOrder,
-    BoundsOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,

@@ -1,9 +1,9 @@
 """Ports that the ingresses of one service share on a node, and no other service.
 
-With SO_REUSEPORT, the kernel lets every socket of one user share a port: a second service would get half of the calls of
-the first. So whoever opens a port looks for a claim of its own service: an abstract Unix socket beside each listening
-one, whose name has the port and the service. Without a claim, the port must be free for a socket that shares it with
-nobody. Claims end with their processes, and belong to the same network namespace as the ports.
+With SO_REUSEPORT, the kernel lets all sockets of one user share a port, and a second service would get half of the calls
+of the first. Therefore each listening socket has a claim beside it: an abstract Unix socket whose name has the port and
+the service. An ingress without a claim of its own service must find the port free for a socket that shares it with none.
+Claims end with their processes, and belong to the same network namespace as the ports.
 """
 
 import contextlib
@@ -95,4 +95,3 @@ def _claims(port: int, service: str) -> str:
 
 def _is_claimed(port: int, service: str) -> bool:
     return f"@{_claims(port, service)}" in Path("/proc/net/unix").read_text("utf-8", "replace")
-

@@ -41,12 +41,21 @@ def test_the_application_is_found(documents: list[Any]) -> None:
     [
         ([1], "applications: must be a list"),
         ([{"kind": "Service"}], "applications: must be a list"),
-        ([{"applications": [OTHER]}], "applications: exactly one must have import_path: app.main:build_app, but 0 have"),
-        ([{"applications": [MELL, MELL]}], "applications: exactly one must have import_path: app.main:build_app, but 2"),
+        (
+            [{"applications": [OTHER]}],
+            "applications: exactly one must have import_path: app.main:build_app, but 0 have",
+        ),
+        (
+            [{"applications": [MELL, MELL]}],
+            "applications: exactly one must have import_path: app.main:build_app, but 2",
+        ),
         ([service("a: [")], "spec.serveConfigV2: cannot be read: line 1"),
         ([service(None)], "spec.serveConfigV2: must be the text of a Serve configuration"),
         ([service(TEXT), {"applications": [OTHER]}], "document 2, applications: exactly one"),
-        ([{"applications": [{"import_path": "ray.serve.llm:build_pd_openai_app"}]}], "import_path is ray.serve.llm:build"),
+        (
+            [{"applications": [{"import_path": "ray.serve.llm:build_pd_openai_app"}]}],
+            "import_path is ray.serve.llm:build",
+        ),
     ],
 )
 def test_the_place_of_an_error_is_named(documents: list[Any], error: str) -> None:
@@ -75,9 +84,9 @@ def test_an_unreadable_file_has_one_line(content: bytes, error: str, tmp_path: P
     with pytest.raises(DocumentError, match=f"^{error}") as refused:
         read_documents(file)
     assert "\n" not in str(refused.value)
-    with pytest.raises(DocumentError, match="^there is no such file$"):
+    with pytest.raises(DocumentError, match=r"^there is no such file$"):
         read_documents(tmp_path / "none.yaml")
-    with pytest.raises(DocumentError, match="^cannot be read: Is a directory$"):
+    with pytest.raises(DocumentError, match=r"^cannot be read: Is a directory$"):
         read_documents(tmp_path)
 
 
@@ -94,9 +103,15 @@ def test_a_start_needs_a_file_with_a_document(tmp_path: Path) -> None:
     ("members", "line"),
     [
         ({"deployments": [{"name": "Engine", "num_replicas": 2}]}, "deployments, Engine.num_replicas: write args"),
-        ({"deployments": [{"name": "Engine", "ray_actor_options": {}}]}, "deployments, Engine.ray_actor_options: write"),
+        (
+            {"deployments": [{"name": "Engine", "ray_actor_options": {}}]},
+            "deployments, Engine.ray_actor_options: write",
+        ),
         ({"deployments": [{"name": "Engine", "user_config": {}}]}, "deployments, Engine.user_config: Mell sets it"),
-        ({"deployments": [{"name": "Scheduler", "num_replicas": 2}]}, "deployments, Scheduler.num_replicas: Mell sets it"),
+        (
+            {"deployments": [{"name": "Scheduler", "num_replicas": 2}]},
+            "deployments, Scheduler.num_replicas: Mell sets it",
+        ),
         ({"deployments": [{"name": "Ingress"}]}, "deployments, Ingress: remove the entry"),
         ({"deployments": [{"name": "LLMServer"}]}, "deployments: Mell has no deployment 'LLMServer'"),
         ({"autoscaling_policy": {"policy_function": "a:b"}}, "autoscaling_policy: Mell sets it"),
@@ -109,7 +124,9 @@ def test_entries_that_would_replace_mells(members: dict[str, Any], line: str) ->
 
 
 def test_other_members_of_an_application_stay() -> None:
-    assert list(refused_entries({**MELL, "runtime_env": {"env_vars": {}}, "route_prefix": "/", "deployments": []})) == []
+    assert (
+        list(refused_entries({**MELL, "runtime_env": {"env_vars": {}}, "route_prefix": "/", "deployments": []})) == []
+    )
 
 
 def test_the_port_fits_serves_proxy() -> None:

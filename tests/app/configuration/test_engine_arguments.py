@@ -17,17 +17,17 @@ from app.settings import Settings
         ({"max_model_len": 4096, "gpu_memory_utilization": 0.9, "dtype": "bfloat16"}, []),
         ({"seed": None, "enforce_eager": True, "cudagraph_capture_sizes": [1, 2]}, []),
         ({"compilation_config": {"mode": 3}, "speculative_config": {"model": "a/b", "method": "eagle"}}, []),
-        ({"max_modle_len": 1}, ["engine_kwargs.max_modle_len: vLLM's engine has no such argument; did you mean max_model_len"]),
+        ({"max_modle_len": 1}, ["engine_kwargs.max_modle_len: vLLM's engine has no such argument; did you mean max_m"]),
         ({"xyzzy": 1}, ["engine_kwargs.xyzzy: vLLM's engine has no such argument"]),
         ({"max_num_seqs": "64"}, ["engine_kwargs.max_num_seqs is '64': write a whole number"]),
         ({"max_num_seqs": True}, ["engine_kwargs.max_num_seqs is True: write a whole number"]),
         ({"max_num_seqs": 6.5}, ["engine_kwargs.max_num_seqs is 6.5: write a whole number"]),
-        ({"gpu_memory_utilization": 90}, ["engine_kwargs.gpu_memory_utilization is 90: write a number, more than 0 and"]),
+        ({"gpu_memory_utilization": 90}, ["engine_kwargs.gpu_memory_utilization is 90: write a number, more than 0"]),
         ({"enforce_eager": "yes"}, ["engine_kwargs.enforce_eager is 'yes': write true or false"]),
         ({"dtype": "flaot16"}, ["engine_kwargs.dtype is 'flaot16': write auto or half"]),
         ({"tokenizer": ["a"]}, ["engine_kwargs.tokenizer is ['a']: write a text"]),
-        ({"compilation_config": {"modes": 3}}, ["engine_kwargs.compilation_config.modes: there is no such member; did you mean mode"]),
-        ({"swap_space": 4, "tool_call_parser": "x"}, ["engine_kwargs.swap_space: vLLM removed", "engine_kwargs.tool_call"]),
+        ({"compilation_config": {"modes": 3}}, ["engine_kwargs.compilation_config.modes: there is no such member; did you"]),
+        ({"swap_space": 4, "tool_call_parser": "x"}, ["engine_kwargs.swap_space: vLLM removed", "engine_kwargs.tool"]),
         ({"enable_prefix_caching": False, "distributed_executor_backend": "mp"}, []),
     ],
 )  # fmt: skip
@@ -43,7 +43,12 @@ def test_arguments(kwargs: dict[str, Any], lines: list[str]) -> None:
         ({"reasoning_parser": "qwen3"}, {"tool_call_parser": "hermes"}, None, None),
         ({}, {}, "hermez", "model_loading_config.tool_call_parser: vLLM has no parser 'hermez'; did you mean hermes?"),
         ({"reasoning_parser": "qwen33"}, {}, None, "engine_kwargs.reasoning_parser: vLLM has no parser 'qwen33'; did"),
-        ({}, {"tool_call_parser": "x"}, None, "ingress.frontend_kwargs.tool_call_parser: vLLM has no parser 'x'; there"),
+        (
+            {},
+            {"tool_call_parser": "x"},
+            None,
+            "ingress.frontend_kwargs.tool_call_parser: vLLM has no parser 'x'; there",
+        ),
         ({}, {"tool_parser_plugin": "p.py"}, "mine", None),
         ({"reasoning_parser": "mine", "reasoning_parser_plugin": "p.py"}, {}, None, None),
     ],
@@ -76,12 +81,24 @@ def test_types_of_gpus_are_rays() -> None:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        ({"model_loading_config": {"model_source": "/none/model"}}, "model_loading_config.model_source: there is no /none"),
+        (
+            {"model_loading_config": {"model_source": "/none/model"}},
+            "model_loading_config.model_source: there is no /none",
+        ),
         ({"model_loading_config": {"model_source": "./none"}}, "model_loading_config.model_source: there is no ./none"),
         ({"engine_kwargs": {"tokenizer": "/none"}}, "engine_kwargs.tokenizer: there is no /none on this machine"),
-        ({"engine_kwargs": {"reasoning_parser_plugin": "none.py"}}, "engine_kwargs.reasoning_parser_plugin: there is no"),
-        ({"engine_kwargs": {"speculative_config": {"model": "/none"}}}, "engine_kwargs.speculative_config.model: there"),
-        ({"ingress": {"frontend_kwargs": {"tool_parser_plugin": "none.py"}}}, "ingress.frontend_kwargs.tool_parser_plugin"),
+        (
+            {"engine_kwargs": {"reasoning_parser_plugin": "none.py"}},
+            "engine_kwargs.reasoning_parser_plugin: there is no",
+        ),
+        (
+            {"engine_kwargs": {"speculative_config": {"model": "/none"}}},
+            "engine_kwargs.speculative_config.model: there",
+        ),
+        (
+            {"ingress": {"frontend_kwargs": {"tool_parser_plugin": "none.py"}}},
+            "ingress.frontend_kwargs.tool_parser_plugin",
+        ),
         (
             {
                 "engine_kwargs": {"enable_lora": True},

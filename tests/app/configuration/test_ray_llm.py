@@ -54,7 +54,10 @@ SCALING = "deployment_config.autoscaling_config"
         ({"experimental_configs": {"num_ingress_replicas": 2}}, "ingress.num_replicas", 2),
         ({"placement_group_config": {"bundle_per_worker": {"CPU": 3}}}, "deployment_config.num_cpus", 3),
         (
-            {"placement_group_config": {"bundles": [{"GPU": 1}, {"GPU": 1}]}, "engine_kwargs": {"tensor_parallel_size": 2}},
+            {
+                "placement_group_config": {"bundles": [{"GPU": 1}, {"GPU": 1}]},
+                "engine_kwargs": {"tensor_parallel_size": 2},
+            },
             "deployment_config.num_gpus",
             2,
         ),
@@ -67,7 +70,9 @@ def test_a_member_becomes_a_setting(members: dict[str, Any], path: str, value: A
 def test_a_model_runs_on_gpus_unless_the_entry_or_the_build_says_otherwise() -> None:
     parallel = {"engine_kwargs": {"tensor_parallel_size": 2}}
     assert mapped(parallel, has_gpus=True)["deployment_config"]["num_gpus"] == 2
-    assert "num_gpus" not in mapped(parallel | {"accelerator_config": {"kind": "cpu"}}, has_gpus=True)["deployment_config"]
+    assert (
+        "num_gpus" not in mapped(parallel | {"accelerator_config": {"kind": "cpu"}}, has_gpus=True)["deployment_config"]
+    )
     assert "num_gpus" not in mapped(parallel)["deployment_config"]
 
 
@@ -84,7 +89,9 @@ def test_the_tokenizer_has_a_source_of_its_own() -> None:
 
 
 def test_an_entry_may_be_a_file() -> None:
-    made = as_settings({"llm_configs": ["m.yaml"]}, False, {"m.yaml": "model_loading_config: {model_id: a/b}"}.__getitem__)
+    made = as_settings(
+        {"llm_configs": ["m.yaml"]}, False, {"m.yaml": "model_loading_config: {model_id: a/b}"}.__getitem__
+    )
     assert made.settings["model_loading_config"] == {"model_id": "a/b"}
 
 
@@ -97,9 +104,15 @@ def test_an_entry_may_be_a_file() -> None:
             {"deployment_config": {"autoscaling_config": {"target_ongoing_requests": 64}}},
             "deployment_config.autoscaling_config.target_ongoing_requests has no effect: the scheduler decides",
         ),
-        ({"engine_kwargs": {"distributed_executor_backend": "ray"}}, "engine_kwargs.distributed_executor_backend has no"),
+        (
+            {"engine_kwargs": {"distributed_executor_backend": "ray"}},
+            "engine_kwargs.distributed_executor_backend has no",
+        ),
         ({"engine_kwargs": {"enable_log_requests": True}}, "engine_kwargs.enable_log_requests has no effect"),
-        ({"experimental_configs": {"stream_batching_interval_ms": 0}}, "experimental_configs.stream_batching_interval_ms"),
+        (
+            {"experimental_configs": {"stream_batching_interval_ms": 0}},
+            "experimental_configs.stream_batching_interval_ms",
+        ),
     ],
 )
 def test_a_member_without_effect_has_a_note(members: dict[str, Any], note: str) -> None:
@@ -124,16 +137,34 @@ def test_a_member_without_effect_has_a_note(members: dict[str, Any], note: str) 
         ({"llm_configs": [entry(accelerator_config={"kind": "tpu"})]}, "accelerator_config: "),
         ({"llm_configs": [entry(accelerator_config={"kind": "cpu"}, accelerator_type="H100")]}, "accelerator_type: "),
         ({"llm_configs": [entry(placement_group_config={"bundles": [{"GPU": 0.5}]})]}, "placement_group_config: write"),
-        ({"llm_configs": [entry(placement_group_config={"bundles": [{"GPU": 1}] * 2})]}, "placement_group_config.bundles"),
-        ({"llm_configs": [entry(deployment_config={"max_replicas_per_node": 1})]}, "deployment_config.max_replicas_per"),
-        ({"llm_configs": [entry(deployment_config={"replicas": 1})]}, "deployment_config.replicas: Ray Serve LLM has no"),
+        (
+            {"llm_configs": [entry(placement_group_config={"bundles": [{"GPU": 1}] * 2})]},
+            "placement_group_config.bundles",
+        ),
+        (
+            {"llm_configs": [entry(deployment_config={"max_replicas_per_node": 1})]},
+            "deployment_config.max_replicas_per",
+        ),
+        (
+            {"llm_configs": [entry(deployment_config={"replicas": 1})]},
+            "deployment_config.replicas: Ray Serve LLM has no",
+        ),
         (
             {"llm_configs": [entry(deployment_config={"ray_actor_options": {"num_gpus": 1}})]},
             "deployment_config.ray_actor_options.num_gpus: write accelerator_type",
         ),
-        ({"llm_configs": [entry(deployment_config={"autoscaling_config": {"max": 2}})]}, "deployment_config.autoscaling_"),
-        ({"llm_configs": [{"model_loading_config": {**MODEL, "model_source": {"bucket_uri": "s3://b"}}}]}, "model_loading"),
-        ({"llm_configs": [{"model_loading_config": {**MODEL, "model_source": "s3://b/m"}}]}, "model_loading_config.model_"),
+        (
+            {"llm_configs": [entry(deployment_config={"autoscaling_config": {"max": 2}})]},
+            "deployment_config.autoscaling_",
+        ),
+        (
+            {"llm_configs": [{"model_loading_config": {**MODEL, "model_source": {"bucket_uri": "s3://b"}}}]},
+            "model_loading",
+        ),
+        (
+            {"llm_configs": [{"model_loading_config": {**MODEL, "model_source": "s3://b/m"}}]},
+            "model_loading_config.model_",
+        ),
         ({"llm_configs": [entry()], "ingress_cls_config": {"ingress_cls": "a:B"}}, "ingress_cls_config: "),
         ({"llm_configs": [entry()], "engine_kwargs": {}}, "engine_kwargs: write it into llm_configs"),
     ],

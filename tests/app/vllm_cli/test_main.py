@@ -175,6 +175,6 @@ def test_removed_flags_end_the_command_before_vllm_is_imported(
     monkeypatch.delitem(sys.modules, "app.vllm_cli.command_line")
     file = tmp_path / "vllm.yaml"
     file.write_text("model: m\nswap-space: 4\n")
-    with pytest.raises(SystemExit, match="--task: vLLM removed it in 0.13: .*\\n.*--swap-space: ") as ended:
+    with pytest.raises(SystemExit, match=r"--task: vLLM removed it in 0.13: .*\n.*--swap-space: ") as ended:
         program.main(["m", "--task", "embed", "--config", str(file)])
     assert "app.vllm_cli.command_line" not in sys.modules and ended.value.code != 0

@@ -10,7 +10,7 @@ import typer
 from app.cli.doctor import checks
 from app.cli.doctor.checks import DoctorFinding, Level
 from app.cli.doctor.command import diagnose, examine, render_findings
-from app.cli.doctor.config import examine_file
+from app.cli.doctor.config import examine_file, gpu_type
 from app.cli.doctor.machine import pins
 from app.cli.endpoint import MellEndpoint
 from app.ingress.errors import ApiError
@@ -142,7 +142,9 @@ def test_pins_are_read_from_a_lock_file() -> None:
     assert pins(["# made", "", "Ray==2.60.0", "torch==2.13.0+cpu  # why"]) == {"ray": "2.60.0", "torch": "2.13.0+cpu"}
 
 
-GOOD = "{proxy_location: Disabled, applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]}"
+GOOD = (
+    "{proxy_location: Disabled, applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]}"
+)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,16 @@ GOOD = "{proxy_location: Disabled, applications: [{name: mell, import_path: 'app
         ("", "the file is empty"),
         ("# nothing\n---\n", "the file is empty"),
         (GOOD.replace("proxy_location: Disabled, ", ""), "proxy_location: ingress.port 8000 is the port of Serve"),
-        (GOOD.replace("engine: paced", "model_loading_config: {model_id: gpt2}"), "args: model_loading_config.model_id"),
+        (
+            GOOD.replace("engine: paced", "model_loading_config: {model_id: gpt2}"),
+            "args: model_loading_config.model_id",
+        ),
         (GOOD.replace("app.main:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
         (GOOD.replace("engine: paced", "llm_configs: [{}, {}]"), "llm_configs: there are 2 models"),
-        (GOOD.replace("args: ", "deployments: [{name: Engine, num_replicas: 2}], args: "), "deployments, Engine.num_re"),
+        (
+            GOOD.replace("args: ", "deployments: [{name: Engine, num_replicas: 2}], args: "),
+            "deployments, Engine.num_re",
+        ),
         (GOOD.replace("engine: paced", "engin: paced"), "engin: no such setting"),
         (GOOD.replace("engine: paced", "engine: steam"), "engine: "),
         (GOOD.replace("{engine: paced}", "[1]"), "args: "),
@@ -180,6 +188,23 @@ def test_a_configuration_that_does_not_fit_the_installation_is_an_error(
     monkeypatch.setattr("app.cli.doctor.config.check_installed", refuse)
     (tmp_path / "serve.yaml").write_text(GOOD)
     assert examine_file(tmp_path / "serve.yaml") == (["args: paced is not installed"], [])
+
+
+def test_the_type_of_gpu_is_compared_with_this_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.cli.doctor.config.check_installed", lambda settings: None)
+    file = tmp_path / "serve.yaml"
+    file.write_text(GOOD.replace("engine: paced", "accelerator_type: H100"))
+    assert examine_file(file, ("NVIDIA H100 80GB HBM3, 81559 MiB",)) == examine_file(file) == ([], [])
+    (error,), _ = examine_file(file, ("NVIDIA A100-SXM4-80GB, 81920 MiB",))
+    assert error == "args: accelerator_type is H100, but the cluster's GPUs are A100"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("NVIDIA L40S, 46068 MiB", "L40S"), ("NVIDIA RTX PRO 6000 Blackwell", "RTX-PRO-6000"), ("unknown", None)],
+)
+def test_rays_type_of_a_gpu(name: str, kind: str | None) -> None:
+    assert gpu_type(name) == kind
 
 
 def test_a_valid_configuration_has_no_errors(tmp_path: Path) -> None:
