@@ -91,7 +91,7 @@ class Args:
 def as_settings(args: Mapping[str, Any], has_gpus: bool, read: Callable[[str], str] | None = None) -> Args:
     """The settings of `args`, which stay as they are without `llm_configs`.
 
-    `has_gpus`: the installed build of vLLM is the one for GPUs, which Ray Serve LLM assumes unless told otherwise.
+    `has_gpus`: the installed build of vLLM is the one for GPUs, which is Ray Serve LLM's default.
     `read` reads a file that stands in the place of an entry.
 
     Raises:

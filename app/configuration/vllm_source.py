@@ -1,7 +1,7 @@
 """The installed vLLM's arguments and parsers, and Ray's types of GPUs, read from their source files.
 
-To import vLLM takes seconds, in the doctor and in the build of the application alike, and its files say what is asked
-here. What they do not say plainly is taken for right: the engine itself has the last word.
+The import of vLLM takes seconds, in the doctor and in the build of the application alike, and its files suffice here.
+Where they are not plain, any value is accepted: the engine itself refuses it later.
 """
 
 import ast
@@ -27,7 +27,7 @@ _LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at mos
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The plain values that an argument may have; `anything` if its annotation does not say.
+    """The plain values that an argument may have; `anything` if its annotation is not plain.
 
     `limits` are those of a number by pydantic's names, `members` those of a mapping.
     """
@@ -66,7 +66,7 @@ class Expected:
 
     @property
     def words(self) -> str:
-        """What to write."""
+        """The form of the values, for messages."""
         limits = " and ".join(f"{_LIMITS[name]} {limit:g}" for name, limit in self.limits.items())
         kinds = [_WORDS[name] for name in sorted(self.types)]
         kinds += ["a list"] * self.lists + ["a mapping"] * self.mappings

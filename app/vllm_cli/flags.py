@@ -355,7 +355,7 @@ EXPERTS_TOO = (*_REFUSED[_PLACING], "data_parallel_size")
 
 
 def whole_experts(gpus: int) -> str:
-    """What to write for one model with its experts spread over so many GPUs."""
+    """The correction for one model with its experts spread over this number of GPUs."""
     return (
         f"with --enable-expert-parallel the ranks are one model on {gpus} GPUs, not copies of it: write "
         f"--tensor-parallel-size {gpus} instead, and --enable-expert-parallel as it is, for a replica with its experts "

@@ -285,14 +285,19 @@ def test_engine_kwargs_override_defaults() -> None:
     assert (kwargs["block_size"], kwargs["max_model_len"], kwargs["dtype"]) == (64, 512, "float32")
 
 
-def test_serve_keeps_the_number_of_replicas_within_bounds() -> None:
+def test_the_scheduler_keeps_the_number_of_replicas_within_bounds() -> None:
+    """Serve's own bounds would keep an operator from changing them."""
     scaling = deployments(shipped())["Engine"]._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 3)
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 2, 10_000)
 
 
 @pytest.mark.parametrize("name", ["Ingress", "Engine", "Scheduler"])
 def test_serve_never_rejects_a_call(name: str) -> None:
     assert deployments(shipped())[name].max_ongoing_requests == 1_000_000_000
+
+
+def test_a_new_ingress_starts_before_the_old_one_stops() -> None:
+    assert deployments({})["Ingress"]._deployment_config.max_surge_percent == 100
 
 
 def test_there_is_one_scheduler() -> None:

@@ -125,6 +125,10 @@ class Client:
         """POST /mell/replicas/{id}/role."""
         return await self.http.post(f"/mell/replicas/{replica}/role", json={"role": role})
 
+    async def set_bounds(self, least: int, most: int) -> None:
+        """Set the bounds on the number of replicas."""
+        await self._api.set_bounds(least, most)
+
     async def outcome(self, migration: str) -> dict[str, Any]:
         """The record of a migration once it has ended."""
         found: list[dict[str, Any]] = []

@@ -290,6 +290,22 @@ async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: A
         assert set(before) <= set(await until(client, lambda now: len(now) >= 2))
 
 
+async def test_new_bounds_open_and_stop_replicas_beside_streams(paced: Application) -> None:
+    async with begun(paced) as (client, streams):
+        state = await client.state()
+        before = state["min_replicas"], state["max_replicas"]
+        await streams.start(3, 700)
+        try:
+            await client.set_bounds(2, 2)
+            await until(client, lambda now: len(now) == 2)
+            await client.set_bounds(1, 1)
+            await stopped(client)
+            await until(client, lambda now: len(now) == 1)
+        finally:
+            await client.set_bounds(*before)
+        await streams.end()
+
+
 async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         await streams.start(2, 250)

@@ -1,9 +1,9 @@
 """Ports that the ingresses of one service share on a node, and no other service.
 
-With SO_REUSEPORT, the kernel lets all sockets of one user share a port, and a second service would get half of the calls
-of the first. Therefore each listening socket has a claim beside it: an abstract Unix socket whose name has the port and
-the service. An ingress without a claim of its own service must find the port free for a socket that shares it with none.
-Claims end with their processes, and belong to the same network namespace as the ports.
+With SO_REUSEPORT, the kernel lets all sockets of one user share a port, and a second service would get half of the
+calls of the first. Therefore each listening socket has a claim beside it: an abstract Unix socket whose name has the
+port and the service. An ingress without a claim of its own service must find the port free for a socket that shares it
+with none. Claims end with their processes, and belong to the same network namespace as the ports.
 """
 
 import contextlib

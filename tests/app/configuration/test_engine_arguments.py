@@ -26,7 +26,7 @@ from app.settings import Settings
         ({"enforce_eager": "yes"}, ["engine_kwargs.enforce_eager is 'yes': write true or false"]),
         ({"dtype": "flaot16"}, ["engine_kwargs.dtype is 'flaot16': write auto or half"]),
         ({"tokenizer": ["a"]}, ["engine_kwargs.tokenizer is ['a']: write a text"]),
-        ({"compilation_config": {"modes": 3}}, ["engine_kwargs.compilation_config.modes: there is no such member; did you"]),
+        ({"compilation_config": {"modes": 3}}, ["engine_kwargs.compilation_config.modes: there is no such member"]),
         ({"swap_space": 4, "tool_call_parser": "x"}, ["engine_kwargs.swap_space: vLLM removed", "engine_kwargs.tool"]),
         ({"enable_prefix_caching": False, "distributed_executor_backend": "mp"}, []),
     ],

@@ -776,15 +776,12 @@ async def test_a_role_is_refused_where_it_would_do_nothing() -> None:
     assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
 
 
-async def test_new_bounds_are_those_of_the_next_epoch() -> None:
+async def test_new_bounds_are_in_the_state() -> None:
     scheduler = three()
     await scheduler.epoch()
     assert await scheduler.core.set_bounds(1, 5) == MoveAccepted("Engine")
     state = await scheduler.core.state()
     assert (state["min_replicas"], state["max_replicas"]) == (1, 5)
-    await scheduler.epoch()
-    pool = scheduler.core._memory.cluster.pools[ENGINE]
-    assert (pool.min_replicas, pool.max_replicas) == (1, 5)
 
 
 async def test_bounds_are_refused_where_nothing_opens_replicas() -> None:
