@@ -32,6 +32,7 @@ from app.settings import (
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import Caching, Disaggregation, EngineConfig, Isolation, SchedulerConfig, Topology
+from deployments.serve.environment import MARK
 from deployments.serve.retirement import controller
 
 log = logging.getLogger("ray.serve")
@@ -53,12 +54,13 @@ time of a replica with a paced engine and 64 streams. Ray exports them every few
 
 _KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 
-_ENV = {"VLLM_NO_USAGE_STATS": "1", **_RARER}
+_ENV = {"VLLM_NO_USAGE_STATS": "1", **_RARER, **MARK}
 
 _ONE_LOOP = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     **_RARER,
+    **MARK,
 }
 """Ray Serve's settings for processes that block no event loop: Mell's code, Serve's replica and its router share one.
 

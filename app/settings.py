@@ -662,7 +662,8 @@ def describe_errors(error: ValidationError) -> list[str]:
     found: dict[str, list[str]] = {}
     for each in error.errors():
         path = each["loc"] if each["type"] == "extra_forbidden" else _setting(each["loc"])
-        found.setdefault(".".join(map(str, path)) or "args", []).append(_explain(each))
+        meant = did_you_mean(str(path[-1]), _members(path[:-1])) if each["type"] == "extra_forbidden" else ""
+        found.setdefault(".".join(map(str, path)) or "args", []).append(_explain(each, meant))
     lines = [(path, line) for path, reasons in found.items() for line in ", or ".join(reasons).splitlines()]
     return [f"{path}: {line}" for path, line in lines]
 
@@ -680,9 +681,17 @@ def _setting(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
     return place
 
 
-def _explain(error: Any) -> str:
+def _members(path: tuple[int | str, ...]) -> Collection[str]:
+    """The names of the settings of a section."""
+    kind: Any = Settings
+    for part in path:
+        kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[str(part)].annotation
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, SettingsSection) else ()
+
+
+def _explain(error: Any, meant: str) -> str:
     if error["type"] == "extra_forbidden":
-        return "no such setting; docs/configuration.md lists all settings"
+        return f"no such setting{meant or ';'} docs/configuration.md lists all settings"
     own = error["type"] == "value_error"
     return str(error["ctx"]["error"] if own else error["msg"])
 

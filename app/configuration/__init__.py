@@ -1,4 +1,4 @@
-"""Configuration in other forms than Mell's settings: Serve's and Kubernetes files, Ray Serve LLM's and vLLM's arguments.
+"""Configuration in other forms than Mell's settings: files of Serve and Kubernetes, arguments of Ray Serve LLM, vLLM.
 
 `documents` finds Mell's application in a file, `ray_llm` turns `llm_configs` into settings, `surroundings` has the
 conditions on the file around them, `engine_arguments` finds the arguments that vLLM would refuse (`vllm_source` reads

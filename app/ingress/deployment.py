@@ -44,6 +44,7 @@ from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
 from deployments.serve.adapters import AdapterStore
+from deployments.serve.environment import check_environment
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.retirement import generation
 from deployments.serve.routing import own_app, own_id
@@ -340,6 +341,7 @@ class IngressReplica:
         scheduler: DeploymentHandle,
     ) -> None:
         """The handles make Serve deploy the other deployments; calls address them by name."""
+        check_environment()
         start_guard()
         take_niceness_of_parent()
         self._api = VllmApi(config)

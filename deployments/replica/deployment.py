@@ -44,6 +44,7 @@ from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from deployments.replica.utilities import EngineUtilities
+from deployments.serve.environment import check_environment
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_app, own_id, own_node
 from deployments.serve.scaling import REQUESTS
@@ -78,8 +79,8 @@ class EngineReplica:
         self, engine: EngineConfig, migration: MigrationSettings, topology: Topology
     ) -> None:
         """Start the engine. The replica is RUNNING for Serve once this returns."""
-        self._id = own_id()
-        self._node = own_node()
+        check_environment()
+        self._id, self._node = own_id(), own_node()
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = self._preemptions = 0
         self._silence_s, self._grace_s = topology.engine_silence_s, topology.grace_s

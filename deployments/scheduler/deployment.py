@@ -38,6 +38,7 @@ from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recording import FileRecorder
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler, ServeScaler
+from deployments.serve.environment import check_environment
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.modes import ModeStore, ServeModeStore
 from deployments.serve.roles import RoleStore, ServeRoleStore
@@ -448,6 +449,7 @@ class EpochScheduler(LiveScheduler):
     """The deployment: a `LiveScheduler` over Serve's replicas of the Engine deployment."""
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
+        check_environment()
         start_guard()
         take_niceness_of_parent()
         self._listener = await ChannelListener.start(get_node_ip_address())

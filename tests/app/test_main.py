@@ -18,6 +18,7 @@ from app.main import build_app
 from app.tinymodel import VERSION
 from deployments.config import Caching, EngineConfig, MigrationSettings, SchedulerConfig
 from deployments.replica.standby import HOOK, prepare
+from deployments.serve.environment import MARK, check_environment
 from tests.app.test_settings import shipped
 
 SERVE_METRICS = "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS"
@@ -134,7 +135,11 @@ def test_engine_defaults_with_gpus_are_vllms() -> None:
     assert engine.init_args[0].kwargs == NAMED
     assert engine.ray_actor_options["num_gpus"] == 1.0
     assert engine.ray_actor_options["accelerator_type"] == "H100"
-    assert engine.ray_actor_options["runtime_env"]["env_vars"].keys() == {"VLLM_NO_USAGE_STATS", SERVE_METRICS}
+    assert engine.ray_actor_options["runtime_env"]["env_vars"].keys() == {
+        "VLLM_NO_USAGE_STATS",
+        SERVE_METRICS,
+        *MARK,
+    }
 
 
 def test_replica_of_several_workers_has_a_gpu_for_each() -> None:
@@ -294,6 +299,14 @@ def test_the_scheduler_keeps_the_number_of_replicas_within_bounds() -> None:
 @pytest.mark.parametrize("name", ["Ingress", "Engine", "Scheduler"])
 def test_serve_never_rejects_a_call(name: str) -> None:
     assert deployments(shipped())[name].max_ongoing_requests == 1_000_000_000
+
+
+def test_a_replica_without_the_environment_of_its_deployment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for built in deployments({}).values():
+        assert MARK.items() <= built.ray_actor_options["runtime_env"]["env_vars"].items()
+    monkeypatch.delenv("MELL_DEPLOYMENT", raising=False)
+    with pytest.raises(RuntimeError, match="ray_actor_options for this deployment"):
+        check_environment()
 
 
 def test_a_new_ingress_starts_before_the_old_one_stops() -> None:

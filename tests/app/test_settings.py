@@ -81,6 +81,18 @@ def test_an_error_names_an_unknown_setting(path: str) -> None:
     assert f"  {path}: no such setting" in message and "docs/configuration.md" in message
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("model_loading_confg", "model_loading_config"),
+        ("deployment_config.autoscaling_config.max_replica", "max_replicas"),
+        ("scheduler.classes.gold.ranks", "rank"),
+    ],
+)
+def test_an_error_has_the_nearest_setting(path: str, meant: str) -> None:
+    assert f"  {path}: no such setting; did you mean {meant}? docs/configuration.md" in refused(nested(path, 1))
+
+
 def test_every_error_has_its_line() -> None:
     message = refused({"modle": 1, "migration": {"slots": 1}, "scheduler": {"epoch_s": 0}})
     assert [line.partition(":")[0].strip() for line in message.splitlines()[1:]] == [
