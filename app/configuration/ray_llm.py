@@ -73,11 +73,15 @@ _STREAMING_FORMATS = frozenset({"runai_streamer", "runai_streamer_sharded", "ten
 
 
 class LlmConfigsRefused(ValueError):
-    """Members with which Mell cannot serve; `lines` has one line per member, with what to write instead."""
+    """Members with which Mell cannot serve; `lines` has one line per member, with the form to write instead.
 
-    def __init__(self, lines: list[str]) -> None:
+    `accepted` has the settings of the other members.
+    """
+
+    def __init__(self, lines: list[str], accepted: "Args") -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
+        self.accepted = accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,10 @@ def as_settings(args: Mapping[str, Any], has_gpus: bool, read: Callable[[str], s
         return Args(dict(args))
     made = _Mapping(has_gpus)
     made.take_args(args, read or (lambda path: Path(path).read_text("utf-8")))
+    found = Args({name: section for name, section in made.settings.items() if section}, tuple(made.notes))
     if made.refusals:
-        raise LlmConfigsRefused(made.refusals)
-    return Args({name: section for name, section in made.settings.items() if section}, tuple(made.notes))
+        raise LlmConfigsRefused(made.refusals, found)
+    return found
 
 
 @dataclass

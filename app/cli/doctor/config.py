@@ -36,10 +36,13 @@ def _in_config(config: ServeConfig, gpus: Sequence[str], notes: list[str]) -> It
         return
     try:
         made = as_settings(args or {}, has_gpus=has_gpu_build())
-        settings = Settings.model_validate(made.settings)
     except LlmConfigsRefused as error:
         yield from error.lines
-        return
+        made = error.accepted
+        if "model_loading_config" not in made.settings:
+            return
+    try:
+        settings = Settings.model_validate(made.settings)
     except pydantic.ValidationError as error:
         yield from describe_errors(error)
         return

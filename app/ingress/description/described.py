@@ -267,6 +267,13 @@ class Copied(Described):
     cause: None
 
 
+class BoundsSet(Described):
+    """The bounds on the number of replicas."""
+
+    min_replicas: int
+    max_replicas: int
+
+
 class RoleSet(Described):
     """The role that an operator has set for a replica."""
 

@@ -254,7 +254,7 @@ OPERATIONS: tuple[Operation, ...] = (
         Tag.CONTROL,
         Access.OPERATOR,
         "Set the bounds on the number of replicas",
-        Answer("They count at once.", BoundsOrder),
+        Answer("They count at once.", described.BoundsSet),
         (*_READING, 401, 403, 422, 503),
         "They count until Serve ends, or a configuration with other bounds is applied. Replicas beyond the maximum are "
         "stopped, and their requests move to others.",

@@ -199,6 +199,18 @@ def test_the_type_of_gpu_is_compared_with_this_machines(tmp_path: Path, monkeypa
     assert error == "args: accelerator_type is H100, but the cluster's GPUs are A100"
 
 
+def test_members_of_others_and_settings_are_checked_together(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        GOOD.replace(
+            "engine: paced",
+            "llm_configs: [{server_cls: a, model_loading_config: {model_id: a/b}, engine_kwargs: {seeds: 1}}]",
+        )
+    )
+    found = [line.partition(": ")[0] for line in examine_file(file)[0]]
+    assert found == ["server_cls", "args"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("NVIDIA L40S, 46068 MiB", "L40S"), ("NVIDIA RTX PRO 6000 Blackwell", "RTX-PRO-6000"), ("unknown", None)],
