@@ -34,6 +34,8 @@ class Cause(StrEnum):
     """The order came from a scheduler that a newer one has replaced."""
     ADAPTER = "adapter"
     """The engine cannot load the LoRA adapter of the request."""
+    GRAMMAR = "grammar"
+    """The target's engine cannot compile the request's grammar, or not in time, or it does not accept the output."""
     NOT_EMPTY = "not_empty"
     NOT_RUNNING = "not_running"
     NOT_BEGUN = "not_begun"

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
@@ -170,7 +170,8 @@ class Core(Protocol):
 class CoreRun:
     """One request in a core: its key, vLLM's request id, and its sink; `structured` if its output follows a grammar.
 
-    `prompt_tokens` is the length of its prompt. `reply` gets the connector's reply at the end of the run.
+    `prompt_tokens` is the length of its prompt. `reply` gets the connector's reply at the end of the run. The run
+    `continues` if it begins after output of another engine.
     """
 
     key: str
@@ -179,6 +180,7 @@ class CoreRun:
     structured: bool = False
     prompt_tokens: int = 0
     reply: Callable[[Mapping[str, Any]], None] | None = None
+    continues: bool = False
 
 
 class CoreRuns:
@@ -257,8 +259,7 @@ class CoreRuns:
         if finish is not None or halted:
             self._forget(run.name)
         if finish is FinishReason.ERROR:
-            error = InvalidRequest if run.structured else RequestFailed
-            run.sink.fail(error("the engine aborted the request"))
+            run.sink.fail(_aborted(run, tokens))
         else:
             stats = output.prefill_stats
             prefilled = None
@@ -294,6 +295,16 @@ class CoreRuns:
         if run is not None:
             del self._names[run.key]
         return run
+
+
+def _aborted(run: CoreRun, tokens: Sequence[int]) -> InvalidRequest | RequestFailed:
+    """The error of a run that the core has ended with one, in a step with `tokens`.
+
+    A grammar that cannot be compiled, or that refuses a new token, does so on every engine. A run that continues on
+    this one, and fails without a new token, may do better on another.
+    """
+    invalid = run.structured and (bool(tokens) or not run.continues)
+    return (InvalidRequest if invalid else RequestFailed)("the engine aborted the request")
 
 
 class RestEncoder:

@@ -129,6 +129,9 @@ class PacedEngine:
         """See `Engine.load_adapter`."""
         raise Refused("a paced engine has no model, and so no adapters", Cause.ADAPTER)
 
+    async def check_grammar(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        """See `Engine.check_grammar`. A paced engine has no grammars."""
+
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
     ) -> None:

@@ -113,6 +113,14 @@ class Engine(BlockStore, PrefixHolds, Protocol):
         """
         ...
 
+    async def check_grammar(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        """Compile the grammar of a request, if it has one, and have it accept `outputs`, as `add` would.
+
+        Raises:
+            Refused: that fails, so that the request could not be continued here.
+        """
+        ...
+
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
     ) -> None:

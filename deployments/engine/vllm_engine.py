@@ -41,7 +41,7 @@ from migration.kv.cache_events import encode_names
 from migration.kv.connector import DeletedBlocks, WantedBlocks
 from migration.kv.copier.client import Copiers
 from migration.kv.host.tiered import PinnedBlocks
-from migration.protocol.continuing import continued, holding, loading, plain_spec
+from migration.protocol.continuing import continued, holding, loading, plain_spec, rehearsing
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
@@ -216,6 +216,19 @@ class VllmEngine:
             raise Refused("adapters need engine_kwargs.enable_lora: true", Cause.ADAPTER)
         await self._adapters.load(adapter)
 
+    async def check_grammar(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        """See `Engine.check_grammar`. The grammar is in vLLM's cache afterwards, if its backend has one."""
+        if Trait.STRUCTURED not in spec.traits:
+            return
+        name, queue = f"grammar-{next(self._numbers)}", OutputQueue()
+        self._runs.start(CoreRun(name, name, queue), rehearsing(spec, name, outputs))
+        try:
+            await queue.exhaust()
+        except RequestFailed as error:
+            raise Refused("the engine cannot continue the grammar: its log has the reason", Cause.GRAMMAR) from error
+        finally:
+            self._runs.abort(name)
+
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
     ) -> None:
@@ -227,7 +240,7 @@ class VllmEngine:
             self.blocks_loaded += tail.last(self._block_size) - tail.first
         # vLLM would take a second request of one id for a continuation of the first.
         name = f"{key}-{next(self._numbers)}"
-        run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits, spec.prompt_tokens)
+        run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits, spec.prompt_tokens, continues=bool(outputs))
         self._runs.start(run, continued(spec, name, key, outputs, transfer, self._adapter(spec)))
 
     def _adapter(self, spec: RequestSpec) -> Adapter | None:

@@ -128,7 +128,9 @@ class EngineReplica:
         self._returns = Returns(self._id, self._pool.transfer_with_insert, self._returns_wait, time.monotonic)
         self._host.on_context = self._returns.add
         self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
-        self._peer_calls = PeerCalls(self._id, self._moves, self._pool, self._lacks)
+        self._peer_calls = PeerCalls(
+            self._id, self._moves, self._pool, self._lacks, self._engine, migration.limits.adopt_s
+        )
         self._peers = PeerConnections(self._id, self._links.open, self._forget)
         self._membership = ServeMembership("Engine", own_app(), f"engine-{self._id}", self._peers_changed)
         evacuates = engine.evacuates and remembers

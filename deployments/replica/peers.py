@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from deployments.api.protocols import PeerApi
 from deployments.channels.links import CallLinks
+from deployments.engine.port import Engine
 from deployments.replica.ingress_channels import Lacks
 from deployments.replica.moves import Moves
 from deployments.replica.prefix_cache.pool import ReplicaPool
+from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
+from policies.causes import Cause
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -71,11 +74,16 @@ class ChannelPeer:
 class PeerCalls:
     """Implements `PeerApi`: takes the calls of other replicas."""
 
-    def __init__(self, own: ReplicaId, moves: Moves, pool: ReplicaPool, lacks: Lacks) -> None:
+    def __init__(
+        self, own: ReplicaId, moves: Moves, pool: ReplicaPool, lacks: Lacks, engine: Engine, adopt_s: float
+    ) -> None:
+        """A grammar that the engine has not compiled within `adopt_s` seconds is not continued here."""
         self.id = own
         self._moves = moves
         self._pool = pool
         self._lacks = lacks
+        self._engine = engine
+        self._adopt_s = adopt_s
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
@@ -85,6 +93,8 @@ class PeerCalls:
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
         await self._load_adapter(message.spec)
+        if not message.copies:
+            await self._check_grammar(message)
         return self._moves.prepare(message)
 
     async def load(self, message: CopyRound) -> None:
@@ -115,6 +125,15 @@ class PeerCalls:
         """Have a request's adapter loaded. Raises Refused if the engine does not have it."""
         if spec.adapter is not None and (refused := await self._lacks(spec.adapter)):
             raise refused
+
+
+    async def _check_grammar(self, message: Prepare) -> None:
+        """Raise Refused if the engine cannot continue a request's grammar: the source still runs the request."""
+        try:
+            async with asyncio.timeout(self._adopt_s):
+                await self._engine.check_grammar(message.spec, message.outputs)
+        except TimeoutError:
+            raise Refused(f"the grammar was not ready within {self._adopt_s:.3g} s", Cause.GRAMMAR) from None
 
 
 class PeerConnections:

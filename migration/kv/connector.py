@@ -1,6 +1,7 @@
 """The vLLM connector: tracks the blocks of every request, and has staged blocks loaded into new requests.
 
 Scheduler side (EngineCore process), in time order; the connector owns no blocks, vLLM frees them as always:
+    (compile_by_request          have the engine compile grammars as the frontend has chosen, see `grammars`)
     on_new_request               record the request's key, its output so far and its tail, or the load that it waits
                                  for; name the blocks of the loads that it may use in the prefix cache; delete blocks
                                  from the prefix cache, if the request orders that
@@ -59,7 +60,8 @@ their sake: without it, layers with a sliding window would keep the KV of whole 
 
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
-output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
+output (see `history`); "mell_context": list of int, the context whose last "mell_output" tokens the grammar of a
+request accepts that only tries that; "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
 `WantedBlocks` as a mapping, if it is a load; "mell_hold": str, its name, if it is a hold; "mell_filled": list of str,
 the loads whose blocks have arrived in all workers; "mell_contents": bool, true for the contents of the prefix cache
 among its events; "mell_delete": the `DeletedBlocks` as a mapping. The output of a request with an order about blocks
@@ -71,7 +73,6 @@ import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,13 +84,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttentionSpec, iter_layer_specs
-from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
 from migration.kv.cache_events import PoolContents, delete_blocks, pool_contents
 from migration.kv.copier.copier import Copier
 from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.kv.device import preload
+from migration.kv.grammars import compile_by_request
 from migration.kv.layout import CacheLayout
 from migration.kv.naps import nap_between_looks
 from migration.protocol.errors import TransferFailed
@@ -241,6 +242,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         if vllm_config.device_config.device_type == "cpu":
             nap_between_looks()
+        if role is KVConnectorRole.SCHEDULER:
+            compile_by_request()
         self.block_size: int = vllm_config.cache_config.block_size
         self.num_blocks: int = kv_cache_config.num_blocks
         self.unmovable = why_unmovable(kv_cache_config.kv_cache_groups)
@@ -304,8 +307,6 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             if tail := params.get("mell_tail"):
                 self._tails[request.request_id] = Tail(**tail)
             outputs = params.get("mell_output", 0)
-            if outputs and request.structured_output_request is not None:
-                history.replay(request, outputs, self._structured)
             if outputs or request.sampling_params.seed is not None:
                 self._to_restore[request.request_id] = (request, outputs)
         if load := params.get("mell_load"):
@@ -317,11 +318,6 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _delete(self, names: bytes | None) -> int:
         return delete_blocks(self._kv_cache_manager.block_pool, names)
-
-    @cached_property
-    def _structured(self) -> StructuredOutputManager:
-        """vLLM's rules for reasoning before structured output. The engine's own instance is out of reach."""
-        return StructuredOutputManager(self._vllm_config)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond the local cache that a load or a tail covers; 0 if there is a gap between the two.

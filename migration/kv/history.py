@@ -2,7 +2,7 @@
 
 vLLM's API has no requests that begin with output. A moved request is added with its output at the end of its prompt and
 the number of these tokens; then, in time order:
-    replay            scheduler half, when it is added: the grammar consumes the output, or what follows its reasoning
+    replay            where the engine compiles its grammar: that accepts the output, or what follows its reasoning
     split             scheduler half, when it is first scheduled: the scheduler counts the output as output
     restore           worker half, before it is first sampled: penalties and the budget of reasoning count the output
                       as output, and a seeded generator is advanced past it
@@ -13,8 +13,8 @@ Model runner V2 takes the output from the scheduler and draws by seed and positi
 These functions write private fields of vLLM's requests and batch, of the pinned version.
 """
 
+import copy
 from collections.abc import Sequence
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,50 +27,35 @@ if TYPE_CHECKING:
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 
-def replay(request: "Request", outputs: int, manager: "StructuredOutputManager") -> None:
-    """Replace the request's grammar by one that has consumed the last `outputs` tokens of the prompt.
+def replay(request: "Request", grammar: "StructuredOutputGrammar", manager: "StructuredOutputManager") -> None:
+    """Have the grammar of a continued request accept its output, token by token as it came.
 
-    The request has a structured output. vLLM waits for the grammar's future before it schedules it. Tokens of reasoning
-    are not the grammar's; `manager` finds its end.
+    `manager` decides about each token, as in the engine before: those of reasoning are not the grammar's, and what
+    stands behind the end of the format neither. A grammar that gets all at once may refuse them.
+
+    Raises:
+        ValueError: the output does not follow the grammar.
     """
-    structured = request.structured_output_request
+    params = request.kv_transfer_params or {}
+    outputs: int = params.get("mell_output", 0)
+    if not outputs:
+        return
+    structured, tokens = request.structured_output_request, params.get("mell_context") or request.prompt_token_ids
     assert structured is not None
-    compiling, output = structured._grammar, _constrained(request, outputs, manager)
-    assert isinstance(compiling, Future)
-    replayed: Future[StructuredOutputGrammar] = Future()
-
-    def advance(compiled: "Future[StructuredOutputGrammar]") -> None:
-        try:
-            grammar = compiled.result()
-            if output and not grammar.accept_tokens(request.request_id, output):
-                raise ValueError("the output does not follow the grammar")
-        except Exception as error:
-            replayed.set_exception(error)
-        else:
-            replayed.set_result(grammar)
-
-    structured.grammar = replayed
-    compiling.add_done_callback(advance)
-
-
-def _constrained(request: "Request", outputs: int, manager: "StructuredOutputManager") -> list[int]:
-    """The part of the output that the grammar consumes; records in the request whether its reasoning has ended.
-
-    As in the engine before, `manager` looks for the end of reasoning in each token as it came.
-    """
-    structured, tokens = request.structured_output_request, list(request.prompt_token_ids)
-    assert structured is not None
-    cut = len(tokens) - outputs
+    past, cut = copy.copy(structured), len(tokens) - outputs
+    past.grammar = grammar
     came = SimpleNamespace(
-        structured_output_request=structured, prompt_token_ids=tokens[:cut], all_token_ids=tokens[:cut]
+        use_structured_output=True,
+        request_id=request.request_id,
+        structured_output_request=past,
+        prompt_token_ids=tokens[:cut],
+        all_token_ids=tokens[:cut],
     )
-    for index, token in enumerate(tokens[cut:], cut):
+    for token in tokens[cut:]:
         came.all_token_ids.append(token)
-        start: int = manager._get_constraint_bounds(came, [token], spec_tokens_committed=True).grammar_start
-        if start <= 1:
-            structured.reasoning_ended = True
-            return tokens[index + start :]
-    return []
+        if not manager.accept_tokens(came, [token]):
+            raise ValueError("the output does not follow the grammar")
+    structured.reasoning_ended, structured.reasoner = past.reasoning_ended, past.reasoner
 
 
 def split(request: "Request", outputs: int, new: "NewRequestData") -> bool:

@@ -110,6 +110,30 @@ def probe(spec: RequestSpec, outputs: tuple[int, ...], end: int, reads_cache: bo
     return to_spec(made, encode_request(made), spec.id, "", IngressId(""))
 
 
+_OF_GRAMMARS = ("structured_outputs", "ignore_eos", "stop_token_ids", "_eos_token_id", "_all_stop_token_ids")
+"""Sampling parameters on which a grammar depends."""
+
+
+def rehearsing(spec: RequestSpec, name: str, outputs: tuple[int, ...]) -> Frames:
+    """A request of one token that an engine runs only if it could continue the grammar of `spec` after `outputs`.
+
+    The connector has the grammar accept the output (`migration.kv.history`). Nothing of the context is computed.
+    """
+    request = decode_request(spec.body)
+    sampling = {parameter: request.sampling[parameter] for parameter in _OF_GRAMMARS if parameter in request.sampling}
+    private = {"mell_context": request.context(outputs), "mell_output": len(outputs)}
+    made = CoreRequest(
+        name,
+        request.context(())[:1],
+        sampling_params={**sampling, "max_tokens": 1, "temperature": 0.0, "extra_args": {"kv_transfer_params": private}},
+        priority=spec.priority,
+        external_req_id=name,
+        reasoning_ended=request.reasoning_ended,
+        reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+    )
+    return encode_request(made)
+
+
 def continued(
     spec: RequestSpec,
     name: str,

@@ -245,7 +245,7 @@ class SourceRun:
         size = self._uncopied() if command in _COPIES else Bytes(0)
         waiting_s = limits.prefilling_s(self._uncomputed()) if command in _WAITS else 0.0
         activity, limit = {
-            SourceCommand.PREPARE: (self._prepare, limits.prepare_s),
+            SourceCommand.PREPARE: (self._prepare, limits.preparing_s(self._spec.traits)),
             SourceCommand.AWAIT_BLOCKS: (self._await_blocks, waiting_s),
             SourceCommand.COPY_FILLED: (self._copy_filled, limits.round_s(size, self._bytes_per_s)),
             SourceCommand.AWAIT_TOKEN: (self._await_token, waiting_s),

@@ -1,8 +1,10 @@
 """The parts of a replica that a migration uses, and the time limits of its activities."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from migration.protocol.ports import BlockStore, Clock, SourceHost, Transport
+from migration.protocol.request import Trait
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import prefill_limit_s, time_limit_s
 from migration.run.slots import Slots
@@ -34,6 +36,10 @@ class MigrationLimits:
     resume_s: float = 30.0
     token_s: float = 0.25
     prefill_s: float | None = None
+
+    def preparing_s(self, traits: Set[Trait]) -> float:
+        """The time limit of the target's answer, which tries the grammar of a request in its engine before."""
+        return self.prepare_s + (self.adopt_s if Trait.STRUCTURED in traits else 0.0)
 
     def round_s(self, size: Bytes, bytes_per_s: float | None) -> float:
         """The time limit of a round of pre-copying, of `size` bytes at an expected rate."""

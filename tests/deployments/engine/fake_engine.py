@@ -106,6 +106,9 @@ class FakeEngine:
         """See `Engine.load_adapter`."""
         self.adapters.append(adapter.lora_name)
 
+    async def check_grammar(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        """See `Engine.check_grammar`."""
+
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
     ) -> None:
