@@ -126,7 +126,6 @@ class PeerCalls:
         if spec.adapter is not None and (refused := await self._lacks(spec.adapter)):
             raise refused
 
-
     async def _check_grammar(self, message: Prepare) -> None:
         """Raise Refused if the engine cannot continue a request's grammar: the source still runs the request."""
         try:

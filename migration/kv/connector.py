@@ -61,11 +61,11 @@ their sake: without it, layers with a sliding window would keep the KV of whole 
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
 output (see `history`); "mell_context": list of int, the context whose last "mell_output" tokens the grammar of a
-request accepts that only tries that; "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
-`WantedBlocks` as a mapping, if it is a load; "mell_hold": str, its name, if it is a hold; "mell_filled": list of str,
-the loads whose blocks have arrived in all workers; "mell_contents": bool, true for the contents of the prefix cache
-among its events; "mell_delete": the `DeletedBlocks` as a mapping. The output of a request with an order about blocks
-has their number, the reply, in its own parameters as "mell_blocks".
+request accepts that only tries that; "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the
+request's `WantedBlocks` as a mapping, if it is a load; "mell_hold": str, its name, if it is a hold; "mell_filled": list
+of str, the loads whose blocks have arrived in all workers; "mell_contents": bool, true for the contents of the prefix
+cache among its events; "mell_delete": the `DeletedBlocks` as a mapping. The output of a request with an order about
+blocks has their number, the reply, in its own parameters as "mell_blocks".
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 

@@ -47,7 +47,7 @@ class GrammarBackends:
     def compile(self, request: "Request") -> StructuredOutputGrammar:
         """The grammar of a request with a structured output. Raises whatever its backend raises."""
         structured = request.structured_output_request
-        assert structured is not None and request.sampling_params is not None
+        assert structured is not None
         backend, width = self._backend(structured.params._backend)
         kind, text = structured.structured_output_key
         stops = request.sampling_params.all_stop_token_ids

@@ -125,7 +125,12 @@ def rehearsing(spec: RequestSpec, name: str, outputs: tuple[int, ...]) -> Frames
     made = CoreRequest(
         name,
         request.context(())[:1],
-        sampling_params={**sampling, "max_tokens": 1, "temperature": 0.0, "extra_args": {"kv_transfer_params": private}},
+        sampling_params={
+            **sampling,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "extra_args": {"kv_transfer_params": private},
+        },
         priority=spec.priority,
         external_req_id=name,
         reasoning_ended=request.reasoning_ended,

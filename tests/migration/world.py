@@ -9,6 +9,7 @@ from typing import Any
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.peers import PeerCalls
 from deployments.replica.prefix_cache.copies import Copies
 from migration.kv.staging import HostSegment
 from migration.protocol.continuing import plain_spec
@@ -48,7 +49,8 @@ class LocalPeer:
         return self._replica.moves
 
     async def prepare(self, message: Prepare) -> Prepared:
-        return (await self._pass("prepare")).prepare(message)
+        await self._pass("prepare")
+        return await self._replica.calls.prepare(message)
 
     async def load(self, message: CopyRound) -> None:
         await (await self._pass("load")).load(message)
@@ -95,6 +97,8 @@ class Replica:
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
         self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), lease_s)
+        unused: Any = None
+        self.calls = PeerCalls(self.id, self.moves, unused, unused, engine, limits.adopt_s)
 
     @property
     def idle(self) -> bool:

@@ -17,10 +17,11 @@ from deployments.engine.port import (
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, PoolContents
 from migration.protocol.core_messages import Adapter, decode_request
-from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.errors import BlocksGone, Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
+from policies.causes import Cause
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming, digests, name_of
 from policies.prefix.tree import HeldPrefix
@@ -71,6 +72,8 @@ class FakeEngine:
         self.dead = False
         self.ties: Tie | None = None
         self.refusal: str | None = None
+        self.grammar_s = 0.0
+        self.refuses_grammars = False
         self.adapters: list[str] = []
         self.preempted: set[str] = set()
         self.halting: set[str] = set()
@@ -108,6 +111,10 @@ class FakeEngine:
 
     async def check_grammar(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
         """See `Engine.check_grammar`."""
+        if Trait.STRUCTURED in spec.traits:
+            await asyncio.sleep(self.grammar_s)
+            if self.refuses_grammars:
+                raise Refused("the engine cannot continue the grammar", Cause.GRAMMAR)
 
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None

@@ -50,10 +50,11 @@ from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, 
 from migration.kv.copier.client import Copiers
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
-from migration.protocol.errors import TransferFailed
+from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Tail
 from migration.protocol.ports import HALTED, Generated
 from migration.run.outputs import OutputQueue
+from policies.causes import Cause
 from policies.cost.fit import StepTotals
 from policies.model import Blocks
 from policies.prefix.tree import HeldPrefix
@@ -238,15 +239,52 @@ async def test_the_rest_of_an_output_is_all_of_it_but_id_and_tokens() -> None:
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, 2)
 
 
+REGEX = {"structured_outputs": {"regex": "a"}}
+
+
 @pytest.mark.parametrize(
-    ("form", "error"), [({}, RequestFailed), ({"structured_outputs": {"regex": "a"}}, InvalidRequest)]
+    ("form", "outputs", "tokens", "error"),
+    [
+        ({}, (), [], RequestFailed),
+        (REGEX, (), [], InvalidRequest),
+        (REGEX, (7,), [], RequestFailed),
+        (REGEX, (7,), [8], InvalidRequest),
+    ],
+    ids=[
+        "not without a grammar",
+        "with a grammar",
+        "not with one that another engine has compiled",
+        "with one that refuses the next token",
+    ],
 )
-async def test_a_request_that_the_engine_aborts_is_invalid_if_it_has_a_grammar(form: Any, error: type) -> None:
+async def test_a_request_that_the_engine_aborts_is_invalid(
+    form: Any, outputs: tuple[int, ...], tokens: list[int], error: type
+) -> None:
     engine, sink = over(core := FakeCore()), Taken()
-    engine.add("r.0", plain_spec("r", (5,), 9, **form), (), sink)
-    await core.step(EngineCoreOutput(core.requests[0].request_id, [], finish_reason=FinishReason.ERROR))
+    engine.add("r.0", plain_spec("r", (5,), 9, **form), outputs, sink)
+    await core.step(EngineCoreOutput(core.requests[0].request_id, tokens, finish_reason=FinishReason.ERROR))
     (failure,) = sink.all
     assert type(failure) is error
+
+
+async def test_a_grammar_is_tried_by_a_request_of_one_token() -> None:
+    engine = over(core := FakeCore())
+    await engine.check_grammar(plain_spec("r", (5, 6), 9), (7,))
+    assert core.requests == [], "there is no grammar"
+    for reason, refused in ((FinishReason.LENGTH, False), (FinishReason.ERROR, True)):
+        trying = asyncio.create_task(engine.check_grammar(plain_spec("r", (5, 6), 9, seed=1, **REGEX), (7, 8)))
+        await settle()
+        tried = core.requests[-1]
+        params = tried.sampling_params.extra_args["kv_transfer_params"]
+        assert params == {"mell_context": [5, 6, 7, 8], "mell_output": 2}
+        assert (tried.prompt_token_ids, tried.sampling_params.max_tokens, tried.sampling_params.seed) == ([5], 1, None)
+        await core.step(EngineCoreOutput(tried.request_id, [9] * (not refused), finish_reason=reason))
+        if refused:
+            with pytest.raises(Refused) as raised:
+                await trying
+            assert raised.value.cause is Cause.GRAMMAR
+        else:
+            await trying
 
 
 @pytest.mark.parametrize("error", [EngineDeadError(), ValueError("not a message")], ids=["dead", "unreadable"])

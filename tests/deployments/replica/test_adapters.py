@@ -13,7 +13,6 @@ from deployments.replica.peers import PeerCalls
 from migration.protocol.continuing import to_spec
 from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.errors import Refused, Stopping
-from migration.protocol.messages import Prepare
 from migration.protocol.request import IngressId
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
@@ -69,10 +68,9 @@ class Replica:
         ]
 
     async def prepare(self, adapter: Adapter | None) -> Any:
-        message = Prepare.__new__(Prepare)
-        object.__setattr__(message, "spec", spec("r", adapter))
-        own = cast(Any, self)
-        return await PeerCalls(ReplicaId("here"), own._moves, cast(Any, None), own._lacks).prepare(message)
+        message = cast(Any, SimpleNamespace(spec=spec("r", adapter), copies=True))
+        own, unused = cast(Any, self), cast(Any, None)
+        return await PeerCalls(ReplicaId("here"), own._moves, unused, own._lacks, unused, 1.0).prepare(message)
 
 
 def spec(name: str, adapter: Adapter | None) -> Any:

@@ -62,6 +62,8 @@ class DirectPeer:
         self._moves = replica.moves
 
     async def prepare(self, message: Prepare) -> Prepared:
+        if not message.copies:
+            await self._replica.engine.check_grammar(message.spec, message.outputs)
         return self._moves.prepare(replace(message, spec=self._replica.own(message.spec)))
 
     async def load(self, message: CopyRound) -> None:

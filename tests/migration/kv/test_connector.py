@@ -4,7 +4,6 @@ import importlib
 import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -491,105 +490,6 @@ def test_output_is_split_from_the_prompt_of_a_request(outputs: int, seed: int | 
 def test_model_runner_v2_gets_the_split_prompt_and_restores_nothing() -> None:
     _, new, to_restore = first_step(3, 7, whole=[1, 2, 3, 4])
     assert (new.prompt_token_ids, new.prefill_token_ids, to_restore) == ([1], [1, 2, 3, 4], {})
-
-
-class Grammar:
-    """Accepts tokens up to a limit."""
-
-    def __init__(self, limit: int = 100) -> None:
-        self.limit = limit
-        self.accepted: list[int] = []
-
-    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        self.accepted += tokens
-        return max(tokens) < self.limit
-
-
-class Reasoner:
-    """A reasoning parser: reasoning ends with the token `END`."""
-
-    END = 9
-
-    def __init__(self, tokenizer: None) -> None: ...
-
-    def is_reasoning_end(self, tokens: list[int]) -> bool:
-        return self.END in tokens
-
-    def is_reasoning_end_streaming(self, tokens: list[int], new: list[int]) -> bool:
-        return self.END in new
-
-
-def constrained(
-    outputs: int, compiling: "Future[Grammar]", reasoner: type[Reasoner] | None = None, **structured: Any
-) -> Request:
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    asked = request()
-    asked.prompt_token_ids = structured.pop("tokens", asked.prompt_token_ids)
-    asked.kv_transfer_params = {"mell_key": "r.0", "mell_output": outputs}
-    parts = {"reasoning_ended": None, "reasoner": None, "reasoning_parser_kwargs": None, **structured}
-    asked.structured_output_request = SimpleNamespace(_grammar=compiling, grammar=compiling, **parts)
-    connector, manager = make_connector(), StructuredOutputManager.__new__(StructuredOutputManager)
-    manager.reasoner_cls, manager.enable_in_reasoning, manager.tokenizer = reasoner, False, None
-    connector.__dict__["_structured"] = manager
-    connector.on_new_request(asked)
-    return asked
-
-
-def test_grammar_is_ready_after_compilation_and_has_accepted_the_output() -> None:
-    compiling: Future[Grammar] = Future()
-    asked, grammar = constrained(2, compiling), Grammar()
-    ready = asked.structured_output_request.grammar  # type: ignore[union-attr]
-    assert not ready.done()
-    compiling.set_result(grammar)
-    assert ready.result(0) is grammar and grammar.accepted == [3, 4]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "outputs", "ended", "accepted", "now"),
-    [
-        ([1, 2, 3, 4, 5, 6], 4, None, [], False),
-        ([1, 2, 3, 9, 5, 6], 4, None, [5, 6], True),
-        ([1, 2, 3, 4, 5, 9], 4, None, [], True),
-        ([1, 2, 3, 9, 5, 9], 4, None, [5, 9], True),
-        ([1, 9, 3, 4, 5, 6], 4, None, [3, 4, 5, 6], True),
-        ([1, 9, 3, 4, 5, 6], 4, False, [], False),
-        ([1, 2, 3, 4, 5, 6], 4, True, [3, 4, 5, 6], True),
-    ],
-    ids=[
-        "nothing while reasoning lasts",
-        "what follows reasoning",
-        "nothing right after reasoning",
-        "a second end is the grammar's",
-        "everything after a prompt with the end",
-        "nothing if the frontend knows better",
-        "everything if the frontend says so",
-    ],
-)
-def test_grammar_accepts(tokens: list[int], outputs: int, ended: bool | None, accepted: list[int], now: bool) -> None:
-    compiling: Future[Grammar] = Future()
-    asked, grammar = constrained(outputs, compiling, Reasoner, tokens=tokens, reasoning_ended=ended), Grammar()
-    compiling.set_result(grammar)
-    structured = asked.structured_output_request
-    assert structured is not None and structured.grammar.result(0) is grammar
-    assert (grammar.accepted, structured.reasoning_ended) == (accepted, now)
-
-
-@pytest.mark.parametrize("fault", ["compile", "accept"])
-def test_failing_grammar_fails_only_its_own_request(fault: str) -> None:
-    compiling: Future[Grammar] = Future()
-    asked = constrained(2, compiling)
-    if fault == "compile":
-        compiling.set_exception(ValueError("no grammar"))
-    else:
-        compiling.set_result(Grammar(limit=4))
-    with pytest.raises(ValueError, match="grammar"):
-        asked.structured_output_request.grammar.result(0)  # type: ignore[union-attr]
-
-
-def test_grammar_of_a_request_without_output_is_unchanged() -> None:
-    compiling: Future[Grammar] = Future()
-    assert constrained(0, compiling).structured_output_request.grammar is compiling  # type: ignore[union-attr]
 
 
 # --- scheduler side: block tables ---------------------------------------------------------------------

@@ -4,12 +4,15 @@ An engine here is vLLM's `StructuredOutputManager` with Mell's changes, and a mo
 encoded and edited as in a replica.
 """
 
-import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from vllm.config import StructuredOutputsConfig, VllmConfig
@@ -26,16 +29,16 @@ from deployments.engine.arguments import engine_config
 from migration.kv import grammars
 from migration.kv.history import split
 from migration.protocol.continuing import continued, rehearsing, to_spec
-from migration.protocol.core_messages import Frames, decode_request
+from migration.protocol.core_messages import Frames, decode_request, encode_request
 from migration.protocol.request import IngressId, RequestSpec
 from policies.model import RequestId
-from tests.migration.kv.formats import BESIDE, EOS, FORMATS
+from tests.migration.kv.formats import BESIDE, CALL, EOS, FORMATS
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens")
 """vLLM still sets it."""
 
 PROMPT = [5, 6, 7, 8]
-MOST = 45
+MOST = 36
 
 
 @pytest.fixture(scope="module")
@@ -53,30 +56,34 @@ def by_request() -> Iterator[None]:
 
 
 class Reasoner:
-    """A reasoning parser: reasoning ends with the token `END`."""
-
-    END = 511
+    """A reasoning parser: reasoning ends with any of the last tokens."""
 
     def __init__(self, tokenizer: Any) -> None: ...
 
     def is_reasoning_end(self, tokens: Sequence[int]) -> bool:
-        return self.END in tokens
+        return max(tokens) >= 480
 
     def is_reasoning_end_streaming(self, tokens: Sequence[int], new: Sequence[int]) -> bool:
-        return self.END in new
+        return max(new) >= 480
+
+
+def decoded(frames: Frames) -> EngineCoreRequest:
+    """A request as an engine core reads it."""
+    request: EngineCoreRequest = MsgpackDecoder(EngineCoreRequest).decode([bytearray(frame) for frame in frames])
+    return request
 
 
 @dataclass
 class Output:
-    """What a request has generated, and its end."""
+    """What a request has generated, its end, and the tokens that were allowed each time."""
 
     tokens: list[int]
     status: RequestStatus | None = None
-    masks: list[bytes] | None = None
+    allowed: list[bytes] = field(default_factory=list)
 
 
 class Engine:
-    """One replica's grammars, and a model that draws a token by the prompt and the number of the token."""
+    """One replica's grammars, and a model that draws by a seed and the number of the token."""
 
     def __init__(self, config: VllmConfig, reasons: bool = False) -> None:
         self._config = config
@@ -84,110 +91,161 @@ class Engine:
         if reasons:
             self.manager.reasoner_cls = Reasoner
 
-    def spec(self, backend: str, form: Mapping[str, Any], beside: Mapping[str, Any]) -> RequestSpec:
+    def spec(self, backend: str, form: Mapping[str, Any], max_tokens: int = MOST, **beside: Any) -> RequestSpec:
         """The request, as vLLM's frontend and an ingress make it with a configured backend."""
-        sampling = SamplingParams(max_tokens=MOST, structured_outputs=StructuredOutputsParams(**form), **beside)
-        tokenizer, model = self.manager.tokenizer, self._config.model_config
+        sampling = SamplingParams(max_tokens=max_tokens, structured_outputs=StructuredOutputsParams(**form), **beside)
+        tokenizer = self.manager.tokenizer
         sampling.update_from_generation_config({"eos_token_id": EOS}, EOS)
         sampling.update_from_tokenizer(tokenizer)
-        sampling.verify(model, None, StructuredOutputsConfig(backend=backend), tokenizer)
+        sampling.verify(self._config.model_config, None, StructuredOutputsConfig(backend=backend), tokenizer)
         made = EngineCoreRequest("r", list(PROMPT), None, sampling, None, 0.0, None, None, None)
         frames: Frames = tuple(bytes(frame) for frame in MsgpackEncoder().encode(made))
         return to_spec(decode_request(frames), frames, RequestId("r"), "", IngressId("i"))
 
     def add(self, frames: Frames) -> Request:
         """A request whose grammar is ready. Raises what its compilation raises."""
-        decoded = MsgpackDecoder(EngineCoreRequest).decode([bytearray(frame) for frame in frames])
-        request = Request.from_engine_core_request(decoded, None)
+        request = Request.from_engine_core_request(decoded(frames), None)
         self.manager.grammar_init(request)
         assert request.structured_output_request is not None
         request.structured_output_request._grammar.result(60)
-        outputs = (request.kv_transfer_params or {}).get("mell_output", 0)
-        split(request, outputs, SimpleNamespace(prefill_token_ids=None))
         return request
 
-    def run(self, spec: RequestSpec, seed: int, outputs: tuple[int, ...] = (), drafts: bool = False) -> Output:
-        """Continue a request to its end. One that `drafts` accepts two tokens in some steps."""
-        request = self.add(continued(spec, "name", "key", outputs))
-        output = Output(list(outputs), masks=[])
-        draw = random.Random(f"{seed}")
+    def run(self, spec: RequestSpec, seed: int, outputs: Sequence[int] = ()) -> Output:
+        """Continue a request to its end."""
+        request = self.add(continued(spec, "name", "key", tuple(outputs)))
+        split(request, len(outputs), SimpleNamespace(prefill_token_ids=None))
+        output = Output(list(outputs))
         while output.status is None:
-            taken = [self._token(request, seed, output)]
-            if drafts and draw.random() < 0.4 and not self._stops(request, taken[0]):
-                request_tokens = list(request.output_token_ids)
-                more = self._drafted(request, seed, output, taken[0])
-                assert list(request.output_token_ids) == request_tokens
-                taken += more
-            self._take(request, taken, output)
+            self._step(request, seed, output)
         return output
 
-    def _take(self, request: Request, taken: list[int], output: Output) -> None:
-        """The end of a step, as in vLLM's scheduler."""
-        stopped, new = False, []
-        for token in taken:
-            request.append_output_token_ids(token)
-            new.append(token)
-            if stopped := check_stop(request, 4096):
-                break
-        accepted = self.manager.accept_tokens(request, new)
-        output.tokens += new
-        if not accepted:
+    def _step(self, request: Request, seed: int, output: Output) -> None:
+        token = self._draw(request, seed, output)
+        output.tokens.append(token)
+        request.append_output_token_ids(token)
+        stopped = check_stop(request, 4096)
+        if not self.manager.accept_tokens(request, [token]):
             output.status = RequestStatus.FINISHED_ERROR
         elif stopped:
             output.status = request.status
 
-    def _stops(self, request: Request, token: int) -> bool:
-        sampling = request.sampling_params
-        return token in (sampling.eos_token_id, *(sampling.stop_token_ids or ()))
-
-    def _drafted(self, request: Request, seed: int, output: Output, first: int) -> list[int]:
-        """A second token that vLLM would accept with the first one, if there is one."""
-        valid = [
-            token
-            for token in random.Random(f"{seed} {len(output.tokens) + 1}").sample(range(3, 511), 40)
-            if self.manager.validate_tokens(request, [first, token]) == [first, token]
-        ]
-        return valid[:1]
-
-    def _token(self, request: Request, seed: int, output: Output) -> int:
-        sampling = request.sampling_params
-        mask = torch.from_numpy(self.manager.grammar_bitmask({"name": request}, ["name"], {}).copy())[0]
-        assert output.masks is not None
-        output.masks.append(mask.numpy().tobytes())
-        bits = (mask.unsqueeze(1) >> torch.arange(32)) & 1
-        allowed = [token for token, bit in enumerate(bits.flatten().tolist()) if bit]
-        draw = random.Random(f"{seed} {request.num_output_tokens}")
-        logits = [draw.random() for _ in range(512)]
+    def _draw(self, request: Request, seed: int, output: Output) -> int:
+        sampling, count = request.sampling_params, request.num_output_tokens
+        (mask,) = self.manager.grammar_bitmask({"name": request}, ["name"], {})
+        output.allowed.append(mask.tobytes())
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
+        logits = np.random.default_rng([seed, count]).random(allowed.size)
         for token, bias in (sampling.logit_bias or {}).items():
             logits[token] += bias
         if sampling.allowed_token_ids is not None:
-            allowed = [token for token in allowed if token in sampling.allowed_token_ids]
-        banned = {words[0] for words in sampling.bad_words_token_ids or () if len(words) == 1}
-        allowed = [token for token in allowed if token not in banned]
-        if request.num_output_tokens < sampling.min_tokens:
-            allowed = [token for token in allowed if token not in sampling.all_stop_token_ids] or allowed
-        # The likeliest of tokens that all have the probability 0 is the first one.
-        return max(allowed, key=logits.__getitem__) if allowed else 0
+            allowed &= np.isin(np.arange(allowed.size), sampling.allowed_token_ids)
+        allowed[[words[0] for words in sampling.bad_words_token_ids or () if len(words) == 1]] = False
+        if count < sampling.min_tokens:
+            stops = list(sampling.all_stop_token_ids)
+            if allowed.sum() > allowed[stops].sum():
+                allowed[stops] = False
+        # The likeliest one of tokens that all have the probability 0 is the first.
+        return int(np.where(allowed, logits, -np.inf).argmax())
 
 
-@pytest.mark.parametrize("reasons", [False, True], ids=["plain", "reasoning"])
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "reasoning"])
+def engines(config: VllmConfig, request: pytest.FixtureRequest) -> tuple[Engine, Engine]:
+    """Two replicas."""
+    return Engine(config, request.param), Engine(config, request.param)
+
+
 @pytest.mark.parametrize(
     ("backend", "form"), [(backend, form) for backend, forms in FORMATS.items() for form in forms], ids=str
 )
 def test_a_moved_request_has_the_output_of_the_unmoved_one(
-    config: VllmConfig, backend: str, form: str, reasons: bool
+    engines: tuple[Engine, Engine], backend: str, form: str
 ) -> None:
-    first, second = Engine(config, reasons), Engine(config, reasons)
-    compared = set()
-    for beside, params in BESIDE.items():
-        spec = first.spec(backend, FORMATS[backend][form], params)
-        for seed in range(2):
-            wanted = first.run(spec, seed)
-            for cut in sorted(random.Random(f"{beside}{seed}").sample(range(1, MOST), 6)):
-                if cut >= len(wanted.tokens):
-                    break
-                moved = second.run(spec, seed, tuple(wanted.tokens[:cut]))
-                assert moved.tokens == wanted.tokens, (beside, seed, cut)
-                assert moved.status == wanted.status and moved.masks == wanted.masks[cut:], (beside, seed, cut)
-                compared.add(beside)
-    print(backend, form, len(compared), set(BESIDE)-compared)
+    here, there = engines
+    for number, (beside, params) in enumerate(BESIDE.items()):
+        spec = here.spec(backend, FORMATS[backend][form], **params)
+        wanted = here.run(spec, number)
+        count = len(wanted.tokens)
+        for cut in {1, count // 2, count - 2} & set(range(1, count)):
+            moved = there.run(spec, number, wanted.tokens[:cut])
+            assert (moved.tokens, moved.status) == (wanted.tokens, wanted.status), (beside, cut)
+            assert moved.allowed == wanted.allowed[cut:], (beside, cut)
+
+
+SEVENS = {"json": {"type": "array", "items": {"type": "integer", "multipleOf": 7}, "minItems": 9}}
+"""A schema that xgrammar does not know all of, so that vLLM chooses guidance for it."""
+
+
+def test_engines_agree_whatever_they_compiled_first(config: VllmConfig) -> None:
+    engines = Engine(config), Engine(config)
+    specs = [engines[0].spec("auto", form) for form in (SEVENS, FORMATS["xgrammar"]["choice"], {"json": CALL})]
+    chosen = [decode_request(spec.body).sampling["structured_outputs"]["_backend"] for spec in specs]
+    assert chosen == ["guidance", "xgrammar", "xgrammar"]
+    first = {spec: engines[0].run(spec, 7) for spec in specs}
+    for spec in reversed(specs):
+        assert engines[1].run(spec, 7) == first[spec]
+        moved = engines[1].run(spec, 7, first[spec].tokens[:3])
+        assert (moved.tokens, moved.status) == (first[spec].tokens, first[spec].status)
+
+
+def test_a_rehearsal_fails_as_the_moved_request_would(engines: tuple[Engine, Engine]) -> None:
+    here, there = engines
+    form = FORMATS["xgrammar"]["regex"]
+    spec = here.spec("xgrammar", form, ignore_eos=True)
+    outputs = here.run(spec, 3).tokens
+    tried = there.add(rehearsing(spec, "try", tuple(outputs)))
+    assert tried.num_tokens == 1 and tried.max_tokens == 1, "the context is not computed"
+    (mask,) = there.manager.grammar_bitmask({"try": tried}, ["try"], {})
+    assert (
+        mask.tobytes() == there.run(here.spec("xgrammar", form, ignore_eos=True, max_tokens=99), 3, outputs).allowed[0]
+    )
+    with pytest.raises(ValueError, match="does not follow"):
+        there.add(rehearsing(spec, "try", (*range(480, 512), 9, 9)))
+
+
+class Wide:
+    """A grammar with bitmasks of three members, of which it allows the tokens of the first and the last."""
+
+    def fill_bitmask(self, bitmask: torch.Tensor, index: int) -> None:
+        assert bitmask.shape == (1, 3)
+        bitmask[index] = torch.tensor([-1, 0, -1])
+
+
+@pytest.mark.parametrize(
+    ("width", "filled"), [(2, [-1, 0]), (4, [-1, 0, -1, 0])], ids=["more than the model", "fewer than the model"]
+)
+def test_a_backend_may_count_other_tokens_than_the_model(width: int, filled: list[int]) -> None:
+    bitmask = torch.full((2, width), 5, dtype=torch.int32)
+    grammars.FittedGrammar(cast(Any, Wide()), 3).fill_bitmask(bitmask, 1)
+    assert bitmask.tolist() == [[5] * width, filled]
+
+
+class Keeping:
+    """A backend that keeps what it compiles in itself, as guidance does, while another thread compiles."""
+
+    both = threading.Barrier(2)
+
+    def compile_grammar(self, kind: Any, text: str, stop_token_ids: Any) -> str:
+        self.text = text
+        self.both.wait(10)
+        return self.text
+
+
+def test_two_threads_compile_each_their_own_grammar(engines: tuple[Engine, Engine]) -> None:
+    backends = grammars.GrammarBackends(engines[0]._config, None)
+    backends._made["guidance"] = cast(Any, Keeping()), backends._width
+    texts = ["a", "b"]
+    with ThreadPoolExecutor(2) as threads:
+        specs = [engines[0].spec("guidance", {"regex": text}) for text in texts]
+        requests = [Request.from_engine_core_request(decoded(continued(spec, "n", "k", ())), None) for spec in specs]
+        assert list(threads.map(backends.compile, requests)) == texts
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_only_its_own_request(engines: tuple[Engine, Engine]) -> None:
+    here, _ = engines
+    spec = here.spec("xgrammar", {"json": CALL})
+    request = decode_request(spec.body)
+    structured = {**request.sampling["structured_outputs"], "_backend": "none"}
+    broken = msgspec.structs.replace(request, sampling_params={**request.sampling, "structured_outputs": structured})
+    with pytest.raises(ValueError, match="no backend 'none'"):
+        here.add(continued(replace(spec, body=encode_request(broken)), "name", "key", ()))
+    assert here.run(spec, 1).tokens

@@ -1,13 +1,16 @@
-"""Output restored in the worker, on stand-ins with the fields of vLLM's model runner V1 that `history` uses."""
+"""Output restored in the worker, on stand-ins with the fields of vLLM's model runner V1 that `history` uses.
+
+And the part of the output that a grammar accepts; whole outputs of vLLM's grammars are compared in `test_grammars`.
+"""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from migration.kv.history import SeededGenerator, drop_budgets, refresh, restore
+from migration.kv.history import SeededGenerator, drop_budgets, refresh, replay, restore
 
 SEED = 11
 
@@ -109,3 +112,70 @@ def test_draw_in_the_middle_of_a_prompt_is_reverted() -> None:
     assert draw(generator) == drawn(2)[1]
     output.append(8)
     assert draw(generator) == drawn(3)[2]
+
+
+class Grammar:
+    """Accepts any token."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        self.accepted += tokens
+        return True
+
+
+class Reasoner:
+    """A reasoning parser: reasoning ends with the token `END`."""
+
+    END = 9
+
+    def __init__(self, tokenizer: None) -> None: ...
+
+    def is_reasoning_end(self, tokens: list[int]) -> bool:
+        return self.END in tokens
+
+    def is_reasoning_end_streaming(self, tokens: list[int], new: list[int]) -> bool:
+        return self.END in new
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "ended", "accepted", "now"),
+    [
+        ([1, 2, 3, 4, 5, 6], 0, None, [], None),
+        ([1, 2, 3, 4, 5, 6], 4, None, [], False),
+        ([1, 2, 3, 9, 5, 6], 4, None, [5, 6], True),
+        ([1, 2, 3, 4, 5, 9], 4, None, [], True),
+        ([1, 2, 3, 9, 5, 9], 4, None, [5, 9], True),
+        ([1, 9, 3, 4, 5, 6], 4, None, [3, 4, 5, 6], True),
+        ([1, 9, 3, 4, 5, 6], 4, False, [], False),
+        ([1, 2, 3, 4, 5, 6], 4, True, [3, 4, 5, 6], True),
+    ],
+    ids=[
+        "nothing of a request without output",
+        "nothing while reasoning lasts",
+        "what follows reasoning",
+        "nothing right after reasoning",
+        "a second end is the grammar's",
+        "everything after a prompt with the end",
+        "nothing if the frontend knows better",
+        "everything if the frontend says so",
+    ],
+)
+def test_a_grammar_accepts(
+    tokens: list[int], outputs: int, ended: bool | None, accepted: list[int], now: bool | None
+) -> None:
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.request import StructuredOutputRequest
+
+    manager, grammar = StructuredOutputManager.__new__(StructuredOutputManager), Grammar()
+    manager.reasoner_cls, manager.enable_in_reasoning, manager.tokenizer = Reasoner, False, None
+    structured = StructuredOutputRequest(params=None, reasoning_ended=ended)
+    request: Any = SimpleNamespace(
+        request_id="v1",
+        prompt_token_ids=tokens,
+        kv_transfer_params={"mell_output": outputs},
+        structured_output_request=structured,
+    )
+    replay(request, cast(Any, grammar), manager)
+    assert (grammar.accepted, structured.reasoning_ended) == (accepted, now)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, Phase, ReplicaId, RequestId
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
-from tests.migration.world import INGRESS, Pair, make_pair, spec
+from tests.migration.world import INGRESS, LIMITS, Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
 KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO
@@ -36,6 +37,32 @@ async def test_output_of_a_moved_request_is_that_of_an_unmoved_one(path: PathReq
     record = await pair.settled()
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     assert record.outcome is Outcome.COMMITTED or record.error == "the request ended by itself"
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize(
+    ("compiles_s", "accepts", "error"),
+    [
+        (0.7, True, None),
+        (0.0, False, "the engine cannot continue the grammar"),
+        (0.9, True, "the grammar was not ready within 0.8 s"),
+    ],
+    ids=["committed", "refused", "late"],
+)
+async def test_a_request_stays_where_it_is_if_the_target_cannot_continue_its_grammar(
+    compiles_s: float, accepts: bool, error: str | None
+) -> None:
+    pair = make_pair(limits=replace(LIMITS, adopt_s=0.8))
+    pair.b.engine.grammar_s, pair.b.engine.refuses_grammars = compiles_s, not accepts
+    request = spec(tokens=900, structured_outputs={"regex": "a"})
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert (record.outcome, record.error) == (Outcome.REFUSED if error else Outcome.COMMITTED, error)
+    assert record.cause is (Cause.GRAMMAR if error else None)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 900)
+    assert not any(isinstance(event, Moving) for event in pair.events) or error is None
     await pair.both_idle()
 
 
