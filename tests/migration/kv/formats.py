@@ -4,6 +4,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+from vllm.config import StructuredOutputsConfig, VllmConfig
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.serial_utils import MsgpackEncoder
+
 EOS = 2
 CALL = {
     "type": "object",
@@ -64,3 +69,20 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
     "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.5},
 }
 """Parameters that choose among the tokens that the format allows, or what an end is."""
+
+
+def sampling_of(
+    config: VllmConfig, tokenizer: Any, backend: str, form: Mapping[str, Any], max_tokens: int, **beside: Any
+) -> dict[str, Any]:
+    """Sampling parameters as vLLM's frontend sends them, which is configured to use `backend` ("auto": it chooses).
+
+    They lack `max_tokens`.
+    """
+    sampling = SamplingParams(max_tokens=max_tokens, structured_outputs=StructuredOutputsParams(**form), **beside)
+    sampling.update_from_generation_config({"eos_token_id": EOS}, EOS)
+    sampling.update_from_tokenizer(tokenizer)
+    sampling.verify(config.model_config, None, StructuredOutputsConfig(backend=backend), tokenizer)
+    (encoded,) = MsgpackEncoder().encode(sampling)
+    decoded: dict[str, Any] = msgspec.msgpack.decode(encoded)
+    del decoded["max_tokens"]
+    return decoded

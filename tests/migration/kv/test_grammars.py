@@ -15,12 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from vllm.config import StructuredOutputsConfig, VllmConfig
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.serial_utils import MsgpackDecoder
 from vllm.v1.structured_output import StructuredOutputManager
 
 from app.settings import CPU_ENGINE
@@ -28,16 +27,15 @@ from app.tinymodel import ensure_tiny_model
 from deployments.engine.arguments import engine_config
 from migration.kv import grammars
 from migration.kv.history import split
-from migration.protocol.continuing import continued, rehearsing, to_spec
+from migration.protocol.continuing import continued, plain_spec, rehearsing
 from migration.protocol.core_messages import Frames, decode_request, encode_request
-from migration.protocol.request import IngressId, RequestSpec
-from policies.model import RequestId
-from tests.migration.kv.formats import BESIDE, CALL, EOS, FORMATS
+from migration.protocol.request import RequestSpec
+from tests.migration.kv.formats import BESIDE, CALL, FORMATS, sampling_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens")
 """vLLM still sets it."""
 
-PROMPT = [5, 6, 7, 8]
+PROMPT = (5, 6, 7, 8)
 MOST = 36
 
 
@@ -93,14 +91,8 @@ class Engine:
 
     def spec(self, backend: str, form: Mapping[str, Any], max_tokens: int = MOST, **beside: Any) -> RequestSpec:
         """The request, as vLLM's frontend and an ingress make it with a configured backend."""
-        sampling = SamplingParams(max_tokens=max_tokens, structured_outputs=StructuredOutputsParams(**form), **beside)
-        tokenizer = self.manager.tokenizer
-        sampling.update_from_generation_config({"eos_token_id": EOS}, EOS)
-        sampling.update_from_tokenizer(tokenizer)
-        sampling.verify(self._config.model_config, None, StructuredOutputsConfig(backend=backend), tokenizer)
-        made = EngineCoreRequest("r", list(PROMPT), None, sampling, None, 0.0, None, None, None)
-        frames: Frames = tuple(bytes(frame) for frame in MsgpackEncoder().encode(made))
-        return to_spec(decode_request(frames), frames, RequestId("r"), "", IngressId("i"))
+        sampling = sampling_of(self._config, self.manager.tokenizer, backend, form, max_tokens, **beside)
+        return plain_spec("r", PROMPT, max_tokens, **sampling)
 
     def add(self, frames: Frames) -> Request:
         """A request whose grammar is ready. Raises what its compilation raises."""
