@@ -145,7 +145,7 @@ def _create_behind_output(manager: StructuredOutputManager, request: "Request") 
         grammar = manager.backend.compile(request)
         history.replay(request, grammar, manager)
     except Exception as error:
-        # The caller fails the request, and tells nobody why.
+        # vLLM fails the request, without the reason.
         log.warning("request %s: no grammar: %s", request.request_id, error)
         raise
     return grammar
