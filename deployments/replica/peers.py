@@ -84,6 +84,8 @@ class PeerCalls:
         self._lacks = lacks
         self._engine = engine
         self._adopt_s = adopt_s
+        self._entering: set[str] = set()
+        """The migrations that wait for an adapter or a grammar, and are not cancelled."""
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
@@ -92,10 +94,16 @@ class PeerCalls:
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
-        await self._load_adapter(message.spec)
-        if not message.copies:
-            await self._check_grammar(message)
-        return self._moves.prepare(message)
+        self._entering.add(message.migration)
+        try:
+            await self._load_adapter(message.spec)
+            if not message.copies:
+                await self._check_grammar(message)
+            if message.migration not in self._entering:
+                raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
+            return self._moves.prepare(message)
+        finally:
+            self._entering.discard(message.migration)
 
     async def load(self, message: CopyRound) -> None:
         """See `Peer.load`."""
@@ -119,6 +127,7 @@ class PeerCalls:
 
     async def cancel(self, migration: str) -> None:
         """See `Peer.cancel`."""
+        self._entering.discard(migration)
         self._moves.cancel(migration)
 
     async def _load_adapter(self, spec: RequestSpec) -> None:

@@ -67,7 +67,8 @@ class LocalPeer:
         await self._pass("adopted")
 
     async def cancel(self, migration: str) -> None:
-        (await self._pass("cancel")).cancel(migration)
+        await self._pass("cancel")
+        await self._replica.calls.cancel(migration)
 
     async def resumed(self, migration: str) -> float | None:
         return await (await self._pass("resumed")).resumed(migration)

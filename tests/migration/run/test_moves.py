@@ -66,6 +66,19 @@ async def test_a_request_stays_where_it_is_if_the_target_cannot_continue_its_gra
     await pair.both_idle()
 
 
+async def test_a_request_that_ends_while_the_target_tries_its_grammar_leaves_no_room_kept() -> None:
+    pair = make_pair()
+    pair.b.engine.grammar_s = 0.4
+    request = spec(structured_outputs={"regex": "a"})
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert (record.outcome, record.cause) == (Outcome.ABORTED, Cause.REQUEST_ENDED)
+    await asyncio.sleep(0.5)
+    assert pair.b.idle, "before any lease has run out"
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_kv_blocks_come_from_outside(workers: int) -> None:
     pair, request = make_pair(workers=workers), spec()
