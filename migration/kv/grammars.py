@@ -85,7 +85,8 @@ def _class_of(name: str) -> "Callable[..., StructuredOutputBackend]":
             from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerBackend as found
         case _:
             raise ValueError(f"there is no backend {name!r} of structured outputs")
-    return found
+    made: Callable[..., StructuredOutputBackend] = found
+    return made
 
 
 class FittedGrammar(StructuredOutputGrammar):

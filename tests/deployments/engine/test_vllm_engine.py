@@ -239,7 +239,7 @@ async def test_the_rest_of_an_output_is_all_of_it_but_id_and_tokens() -> None:
     assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, 2)
 
 
-REGEX = {"structured_outputs": {"regex": "a"}}
+REGEX: dict[str, Any] = {"structured_outputs": {"regex": "a"}}
 
 
 @pytest.mark.parametrize(
