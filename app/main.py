@@ -29,6 +29,7 @@ from app.settings import (
     describe_errors,
     has_gpu_build,
 )
+from app.shipped import SHIPPED
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import Caching, Disaggregation, EngineConfig, Isolation, SchedulerConfig, Topology
@@ -150,7 +151,7 @@ def _warn_untested() -> None:
 
 def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
-    source = loading.source or str(ensure_tiny_model())
+    source = loading.source or str(SHIPPED.get(loading.model_id, ensure_tiny_model)())
     lora = CPU_LORA if settings.engine_kwargs.get("enable_lora") else {}
     defaults = {} if settings.gpus or settings.engine == "paced" else {**CPU_ENGINE, **lora}
     # The model's name in vLLM's metrics.

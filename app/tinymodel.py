@@ -4,10 +4,10 @@ The weights are random, with a standard deviation that keeps greedy output diver
 collapses to one repeated token, and a comparison of outputs would prove nothing. The generated text is noise.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,25 +41,36 @@ def ensure_tiny_model() -> Path:
     return ensure_generated(f"tiny-llama-v{VERSION}", _make_model)
 
 
-def ensure_generated(name: str, make: Callable[[Path], object]) -> Path:
+def ensure_generated(name: str, make: Callable[[Path], object], sha256: str | None = None) -> Path:
     """The folder of a generated model: `make` fills a new folder, unless there is one with this name already.
 
-    Concurrent calls are safe: each generates its own copy, and the first finished copy is kept.
+    With a digest, a folder with other contents is made anew. One call at a time generates, and others wait for it: the
+    lock ends with its process. Raises ValueError if what is made has another digest.
     """
     folder = cache_root() / name
-    if (folder / "config.json").exists():
+    if _is_whole(folder, sha256):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
-    try:
-        make(draft)
-        draft.rename(folder)
-    except OSError:
-        if not (folder / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    draft = folder.with_name(f".draft-{name}")
+    with draft.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_whole(folder, sha256):
+            return folder
+        for left in (folder, draft):
+            shutil.rmtree(left, ignore_errors=True)
+        draft.mkdir()
+        try:
+            make(draft)
+            if sha256 not in (None, found := digest(draft)):
+                raise ValueError(f"the generated model {name} has the digest {found}, not {sha256}")
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def _is_whole(folder: Path, sha256: str | None) -> bool:
+    return (folder / "config.json").exists() and sha256 in (None, digest(folder))
 
 
 def digest(folder: Path) -> str:
@@ -67,7 +78,9 @@ def digest(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         total.update(path.name.encode())
-        total.update(path.read_bytes())
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                total.update(part)
     return total.hexdigest()
 
 

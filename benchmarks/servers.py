@@ -1,7 +1,7 @@
 """The compared servers: Mell, started as by `make serve`, and vLLM's own OpenAI server, with equal settings.
 
 A `Rig` is the device, the model and the engine settings of both. On a CPU, an engine has the settings of
-`serve_config.yaml`, in float32 and eager mode, and stock vLLM has the same. On GPUs everything is vLLM's default (CUDA
+`examples/tiny.yaml`, in float32 and eager mode, and stock vLLM has the same. On GPUs everything is vLLM's default (CUDA
 graphs, its own server's batch sizes) but the context, the number of requests and the size of the KV cache. Engines that
 share a GPU take turns on it, and each gets an equal part of its memory.
 """
@@ -31,7 +31,7 @@ MODEL = "mell-tiny"
 """The name under which every server serves its model."""
 
 ENGINE: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 1024}
-"""The engine settings on a CPU, those of `serve_config.yaml`."""
+"""The engine settings on a CPU, those of `examples/tiny.yaml`."""
 
 ENV: dict[str, str] = {
     **CPU_ENV,
@@ -144,7 +144,7 @@ class Rig:
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:
-        """The engine settings that Mell and stock vLLM share, without those of `serve_config.yaml` on a CPU."""
+        """The engine settings that Mell and stock vLLM share, without those of `examples/tiny.yaml` on a CPU."""
         if self.device == "cpu":
             return {**self._layout, **self.extra}
         return {
@@ -168,7 +168,7 @@ class Rig:
         return math.ceil(self.engines * self.workers / self.gpus)
 
     def mell_settings(self) -> dict[str, dict[str, Any]]:
-        """Settings of the application that differ from those of `serve_config.yaml`, section by section."""
+        """Settings of the application that differ from those of `examples/tiny.yaml`, section by section."""
         if self.device == "cpu":
             return {"engine_kwargs": self._layout} if self._layout else {}
         share = float(self.workers) if self._per_gpu == 1 else round(0.9 / self._per_gpu, 2)
@@ -265,7 +265,7 @@ def mell(
 
     `args` are merged into the application's settings. The server's output goes to the file `log`, if given.
     """
-    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     settings = config["applications"][0]["args"]
     settings["ingress"]["port"] = port
     settings["scheduler"] = {"policy": "best_fit", "mode": "off"}

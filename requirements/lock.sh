@@ -35,11 +35,12 @@ head_comment() {
 made="Made by 'make lock' from requirements"
 
 # The CPU build of torch is not on every index: without it there, uv goes to PyTorch's own.
-compile cpu --excludes cpu.excludes || compile cpu --excludes cpu.excludes --torch-backend cpu
+cpu=(--excludes cpu.excludes --excludes runtime.excludes)
+compile cpu "${cpu[@]}" || compile cpu "${cpu[@]}" --torch-backend cpu
 head_comment cpu "$made/cpu.in. Linux x86-64, Python 3.11 to 3.13. Install with --no-deps."
 
 # A folder holding the CPU build of torch would win over the CUDA one, as 2.x+cpu sorts above 2.x.
-UV_FIND_LINKS='' compile cuda
+UV_FIND_LINKS='' compile cuda --excludes runtime.excludes
 head_comment cuda "$made/cuda.in. Linux x86-64, CUDA 13, Python 3.11 to 3.12. Install with --no-deps." \
     "Resolved, but not yet run on a machine with a GPU."
 

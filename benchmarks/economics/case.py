@@ -154,7 +154,7 @@ def turns(
 
 
 def settings(case: LiveCase) -> dict[str, Any]:
-    """The application's settings, in addition to those of `serve_config.yaml`."""
+    """The application's settings, in addition to those of `examples/tiny.yaml`."""
     conditions = case.conditions
     scaling: dict[str, float] = {"min_replicas": 1, "initial_replicas": 1, "max_replicas": conditions.max_replicas}
     if case.variant in SERVE_SCALES:

@@ -33,7 +33,7 @@ def values(command: list[str]) -> dict[str, str]:
 
 
 def test_engine_on_a_cpu_is_the_shipped_one() -> None:
-    shipped = yaml.safe_load((servers.ROOT / "serve_config.yaml").read_text())["applications"][0]["args"]
+    shipped = yaml.safe_load((servers.ROOT / "examples" / "tiny.yaml").read_text())["applications"][0]["args"]
     assert shipped["engine_kwargs"] == ENGINE
     assert parsed() == Rig() and Rig().mell_settings() == {}
 

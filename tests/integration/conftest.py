@@ -210,7 +210,7 @@ def to_its_end(stage: Stage, paced: Application) -> Callable[[], None]:
 
 
 def _shipped() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     return config
 
 

@@ -122,7 +122,7 @@ def nodes(stage: Stage) -> Iterator[Nodes]:
 
 def config(transport: str) -> dict[str, Any]:
     """Two paced engines of a node each, evened out by the scheduler."""
-    shipped: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    shipped: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     (application,) = shipped["applications"]
     on_head = {"num_cpus": 0, "resources": {"head": 0.001}}
     application["deployments"] = [{"name": name, "ray_actor_options": on_head} for name in ("Scheduler", "Ingress")]

@@ -75,7 +75,7 @@ def start(tmp_path: Path, stage: Stage) -> Iterator[Start]:
 
 def configured(folder: Path, command: str, **args: Any) -> Run:
     """A run of the shipped configuration, but for some arguments."""
-    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     settings = config["applications"][0]["args"] | args
     config["applications"][0]["args"] = settings | {"ingress": {"port": (port := free_port())}}
     path = folder / "serve_config.yaml"
