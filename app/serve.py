@@ -8,18 +8,38 @@ keeper between them (`deployments.processes.keeper`), by whatever cause.
 
 On a cluster that was there before (`ray start`, RAY_ADDRESS), the application outlives this command, unless that is
 ended by SIGINT (Ctrl-C), which takes it down.
+
+Everything that the command and its cluster write goes to a file; what a user can act on is shown (`app.console`).
 """
 
+import logging
+import os
 import signal
 import sys
+import threading
+from collections import deque
 from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO
 
 from app.configuration.documents import unusable
+from app.console import Console
+from app.tinymodel import cache_root
 from deployments.processes.keeper import DRAIN_S, end_descendants, exit_status, keep
 from deployments.processes.table import adopt_orphans, end_with_parent
 
 _WITH_PARENT = "--with-parent"
 """First of the arguments: have the kernel send SIGTERM when the process that started this one ends, as make may."""
+
+_KEPT = 9
+"""The number of files of earlier starts that are kept."""
+
+_MAX_BYTES = 64 << 20
+"""The size of a file after which another one is begun; one earlier one is kept."""
+
+_TAIL = 30
+"""The number of last lines that are shown after an end that nobody requested."""
 
 
 def main() -> None:
@@ -39,17 +59,75 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     Meanwhile, signals are forwarded to its keeper, and orphans become this process's children.
     """
     adopt_orphans()
-    keeper = keep(command, drain_s)
+    output = Output(cache_root() / "logs")
+    read_end, write_end = os.pipe()
+    # Ray would hold lines that it takes for repetitions back for seconds.
+    keeper = keep(command, drain_s, os.environ | {"RAY_DEDUP_LOGS": "0"}, write_end)
+    os.close(write_end)
 
     def forward(number: int, frame: object) -> None:
+        output.end()
         keeper.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or the background of a script
             signal.signal(number, forward)
+    reader = threading.Thread(target=output.read, args=(os.fdopen(read_end, errors="replace"),), name="mell-output")
+    reader.start()
     status = keeper.wait()
     end_descendants()
+    reader.join()  # the processes that wrote have ended
+    output.close(exit_status(status))
     return exit_status(status)
+
+
+class Output:
+    """The lines of the command and its cluster: all in a file, the chosen ones on the terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError if there can be no file in the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            old.unlink(missing_ok=True)
+        self._path = folder / f"serve-{os.getpid()}.log"
+        self._file = RotatingFileHandler(self._path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
+        self._console = Console()
+        self._last: deque[str] = deque(maxlen=_TAIL)
+        self._is_open = True
+        self._show(f"starting; all output goes to {self._path}")
+
+    def read(self, lines: IO[str]) -> None:
+        """Handle all lines until the last process that writes has ended."""
+        with lines:
+            for line in lines:
+                self._file.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
+                self._last.append(line)
+                for chosen in self._console.choose(line):
+                    self._show(chosen)
+
+    def end(self) -> None:
+        """Called when an end is requested."""
+        if not self._console.ends:
+            self._console.ends = True
+            self._show("stopping: streams have their grace period; a second signal ends them at once")
+
+    def close(self, status: int) -> None:
+        """Show how it ended, with the last lines if nobody requested it."""
+        if self._console.ends:
+            self._show("stopped")
+        elif status:
+            self._show(f"ended with status {status}; the last lines of {self._path}:")
+            for line in self._last:
+                self._show(f"  {line.rstrip()}")
+        self._file.close()
+
+    def _show(self, line: str) -> None:
+        """Print a line, as long as there is a terminal."""
+        try:
+            if self._is_open:
+                print(f"mell: {line}" if line[:1].strip() else line, flush=True)
+        except OSError:
+            self._is_open = False
 
 
 if __name__ == "__main__":

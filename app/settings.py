@@ -53,11 +53,13 @@ CPU_ENV: Mapping[str, str] = {
     # for an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
     # prefills.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
+    # What torch fails to compile runs as it is. Otherwise the engine would end.
+    "TORCHDYNAMO_SUPPRESS_ERRORS": "1",
 }
 """The environment of vLLM's CPU build."""
 
 
-MADE_HERE = frozenset({"mell-tiny"})
+MADE_HERE = frozenset(SHIPPED)
 """The ids of the models that Mell makes locally, if they have no source."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -69,8 +71,8 @@ class ModelLoadingSettings(SettingsSection):
     model_source: str | None = Field(
         None,
         min_length=1,
-        description="Folder or hub name of the model; null: the `model_id`, if it is a hub name (`owner/name`), and "
-        "for `mell-tiny` a tiny model, made locally.",
+        description="Folder or hub name of the model; null: the `model_id`, if it is a hub name (`owner/name`), or a "
+        "model that Mell brings along, `smollm2-135m` (SmolLM2-135M-Instruct) or `mell-tiny` (random weights).",
     )
     chat_template: str | None = Field(
         None,

@@ -52,7 +52,7 @@ def ensure_generated(name: str, make: Callable[[Path], object], sha256: str | No
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".draft-{name}")
-    with draft.with_suffix(".lock").open("w") as lock:
+    with folder.with_name(f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_whole(folder, sha256):
             return folder

@@ -124,10 +124,26 @@ counted() {
         END { finish() }'
 }
 
+# watch_unpacking TOTAL: says how far pip is with unpacking, about which it is silent for minutes. Runs until it is killed.
+watch_unpacking() {
+    local before=0 now
+    while sleep 5; do
+        now=$(compgen -G "$venv/lib/python*/site-packages/*.dist-info" | grep -vc '/pip-' || true)
+        if ((now > before && before > 0)); then say "$now of $1 packages unpacked"; fi
+        before=$now
+    done
+}
+
 count=$(wc -w <<<"$wanted")
 say "installing $count packages for $device; the first time this takes minutes and several GB"
+watch_unpacking "$count" 9>&- &
+watcher=$!
+trap 'kill $watcher 2>/dev/null' EXIT
 pip_install "${locks[@]/#/--requirement=}" | counted "$count" ||
     die "a package could not be installed (pip says which, above). Check the network and free disk space, and run this again."
+
+kill $watcher
+trap - EXIT
 
 "$venv/bin/python" - "$device" <<'PY' || die "the torch that pip chose is not the one for $device. See that no index or PIP_FIND_LINKS offers the other build, and run this again."
 import sys

@@ -23,6 +23,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.terminal import Terminal, exit_status
 from app.client.api import check_url
 from app.versions import VERSION
+from app.vllm_cli.help import short_help
 from migration.protocol.messages import PathRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -349,7 +350,10 @@ def doctor(
 @app.command(context_settings=_REST)
 def serve(rest: Rest = None) -> None:
     """Serve a model, by the flags of `vllm serve` (app.vllm_cli)."""
-    programs.execute("app.vllm_cli", rest or ())
+    if rest in (["--help"], ["-h"]):
+        print(short_help(), end="")
+    else:
+        programs.execute("app.vllm_cli", rest or ())
 
 
 @app.command(context_settings=_REST)

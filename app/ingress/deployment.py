@@ -61,8 +61,11 @@ _CONTROL_PATIENCE_S = 12.0
 _CONTROL_RETRY_S = 0.3
 _STATE_TIMEOUT_S = 1.0
 _BIND_WAIT_S = 15.0
-_READY = """Mell is ready at {url}. Try:
-  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{{"prompt": "Hello", "max_tokens": 16}}'"""
+_READY = """Mell is ready. Try:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}'
+  API        {url}/v1
+  live page  {url}/mell/"""
 
 
 class IngressBackend:
@@ -80,6 +83,7 @@ class IngressBackend:
         self._initial = config.initial_replicas
         self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
         self._started = False
+        self._logged_running: int | None = None
         self._scheduler = scheduler_client(app)
         self._membership = ServeMembership("Engine", app, f"ingress-{self.id}", self._changed)
         self._peers: frozenset[ReplicaId] = frozenset()
@@ -124,7 +128,7 @@ class IngressBackend:
 
     def _changed(self, membership: Membership) -> None:
         self.streams.watch(membership)
-        self._check_started()
+        self.check_started()
 
     def _peers_changed(self, membership: Membership) -> None:
         running = frozenset(membership.running)
@@ -132,10 +136,17 @@ class IngressBackend:
             self._processes.forget(gone)
         self._peers = running
 
-    def _check_started(self) -> None:
-        if not self._started and len(self._membership.running) >= self._initial:
+    def check_started(self) -> None:
+        """Log the progress of the start until as many replicas run as are to run at the start."""
+        if self._started:
+            return
+        running = len(self._membership.running)
+        if running >= self._initial:
             self._started = True
             log.info(_READY.format(url=self._url))
+        elif running != self._logged_running:
+            self._logged_running = running
+            log.info("%d of %d engines run", running, self._initial)
 
     async def _refresh(self) -> None:
         """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
@@ -163,7 +174,7 @@ class IngressBackend:
             wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted()
             if wanted is not None:
                 self._initial = min(self._initial, wanted)
-                self._check_started()
+                self.check_started()
 
     def health(self) -> str | None:
         """See `Backend.health`."""
@@ -362,6 +373,7 @@ class IngressReplica:
             bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
             self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))
             log.info("listening on %s", _own_url(config))
+            self._backend.check_started()
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""

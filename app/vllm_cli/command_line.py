@@ -11,10 +11,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.exceptions import VLLMError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from app.vllm_cli.help import DESCRIPTION, EPILOG, USAGE, add_own_options
 from app.vllm_cli.translation import MELL_DEFAULTS, Flags
-
-_EPILOG = """vLLM's flags become Mell's configuration, which is shown and started; docs/vllm-flags.md lists them.
-  --help=all shows every flag, --help=GROUP those of a group, --help=WORD those with the word."""
 
 
 def parse(arguments: Sequence[str]) -> tuple[Flags, argparse.Namespace]:
@@ -53,18 +51,11 @@ def make_parser() -> tuple[FlexibleArgumentParser, FlexibleArgumentParser]:
     outer = FlexibleArgumentParser(prog="mell")
     inner = outer.add_subparsers(dest="subparser").add_parser(
         "serve",
-        description="Serve a model with Mell, by the flags of `vllm serve`.",
-        usage="mell serve MODEL [options]",
-        epilog=_EPILOG,
+        description=DESCRIPTION,
+        usage=USAGE,
+        epilog=EPILOG,
     )
-    own = inner.add_argument_group("Mell", "Mell's own options")
-    own.add_argument("--min-replicas", type=int, metavar="N", help="minimum number of replicas (1)")
-    own.add_argument(
-        "--max-replicas", type=int, metavar="N", help="maximum number of replicas (--data-parallel-size, else 1)"
-    )
-    shown = own.add_mutually_exclusive_group()
-    shown.add_argument("--dry-run", action="store_true", help="print the configuration, and start nothing")
-    shown.add_argument("--write", metavar="FILE", help="write the configuration to FILE, and start nothing")
+    add_own_options(inner)
     make_arg_parser(inner)
     return outer, inner
 

@@ -17,6 +17,7 @@ The processes of a standing cluster are no descendants, so they are never ended:
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from deployments.processes.table import (
     ProcessEntry,
     ProcessIdentity,
     adopt_orphans,
+    command_line,
     descendants,
     identity_of,
     is_running,
@@ -50,7 +52,9 @@ _MODULE = "deployments.processes.keeper"
 _ROOT = Path(__file__).parents[2]
 _GCS = "gcs_server"
 _RAYLET = "raylet"
-_REPLICA = "ray::ServeRepli"
+_SESSION = re.compile(r"--session_dir=(\S+)")
+_SERVES = re.compile(r"ray::ServeReplica:[^:]+:(?!Ingress\b|Scheduler\b)\w+(?!\w|\.initialize_and_get_metadata)")
+"""The title of a replica that has started, unless it needs another one to answer requests."""
 
 
 class Keeper:
@@ -60,6 +64,7 @@ class Keeper:
         self._owner = owner
         self._drain_s = drain_s
         self._raylet: ProcessIdentity | None = None
+        self._raylet_logs = "in Ray's session folder"
         self._began = self._look_at = time.monotonic()
         self._ends_by = float("inf")
         self._ends_on_request = False
@@ -92,19 +97,27 @@ class Keeper:
         """
         if self._raylet is not None:
             if not is_running(self._raylet):
+                if self._ends_by == float("inf"):
+                    print(
+                        f"the raylet, process {self._raylet.pid}, has ended; its logs: {self._raylet_logs}", flush=True
+                    )
                 self._ends_by = min(self._ends_by, now + ORPHAN_S)
         elif now >= self._look_at:
             self._look_at = now + max(LOOK_S, (now - self._began) / 2)
             found = (entry.identity for entry in descendants(os.getpid()) if entry.name == _RAYLET)
             self._raylet = next(found, None)
+            if self._raylet is not None and (session := _SESSION.search(command_line(self._raylet.pid))):
+                self._raylet_logs = f"{session[1]}/logs/raylet.err and raylet.out"
 
     def _request_end(self, by: int) -> bool:
         """Have the command drain and end. False if it has nothing to drain, so that it may be killed at once."""
         self._ends_on_request = True
         self._ends_by = time.monotonic() + self._drain_s
-        names = {entry.name for entry in descendants(os.getpid())}
+        below = descendants(os.getpid())
+        has_cluster = any(entry.name == _GCS for entry in below)
         # On a standing cluster the application outlives SIGTERM; Ctrl-C takes it down, as `serve run` promises.
-        drains = _REPLICA in names if _GCS in names else by == signal.SIGINT
+        serves = has_cluster and any(_SERVES.match(command_line(entry.pid)) for entry in below)
+        drains = serves if has_cluster else by == signal.SIGINT
         if drains:
             self._command.send_signal(signal.SIGINT)
         return drains
@@ -134,7 +147,7 @@ def keep(
     command: Sequence[str],
     drain_s: float = DRAIN_S,
     environment: Mapping[str, str] = os.environ,
-    output: IO[str] | None = None,
+    output: IO[str] | int | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start a keeper for this process that runs `command`, with this Python and this project first in its paths.
 

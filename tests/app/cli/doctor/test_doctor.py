@@ -34,6 +34,7 @@ class Box:
     ports: set[int] = field(default_factory=set)
     ray: bool = False
     session: str | None = None
+    lacks: str | None = None
 
     def python(self) -> tuple[int, int, int]:
         return (3, 12, 1)
@@ -49,6 +50,9 @@ class Box:
 
     def error_of(self, code: str) -> str | None:
         return next((error for part, error in self.errors.items() if part in code), None)
+
+    def lacks_for_compiling(self) -> str | None:
+        return self.lacks
 
     def shared_memory(self) -> int | None:
         return 8 << 30
@@ -95,6 +99,8 @@ def test_a_good_machine_has_no_defects() -> None:
         (Box(CUDA, cards=("H200",), errors={"import torch": "no GPU"}), {"torch on the GPU": PROBLEM}),
         (Box(CUDA, cards=("H200",), errors={"import cupy": "no module"}), {"CuPy on the GPU": PROBLEM}),
         (Box(CUDA, cards=("H200",), errors={"nccl": "no library"}), {"NCCL on the GPU": PROBLEM}),
+        (Box(lacks="C++ compiler (g++)"), {"compiler": WARNING}),
+        (Box(CUDA, cards=("H200",), lacks="C++ compiler (g++)"), {"compiler": PROBLEM}),
         (Box(ports={8265}), {"port 8265": WARNING}),
         (Box(ports={6379}), {"port 6379": WARNING}),
         (Box(session="10.0.0.1:6379"), {"Ray session": PROBLEM}),
