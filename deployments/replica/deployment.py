@@ -1,6 +1,7 @@
 """The `Engine` deployment: each replica runs one engine and hosts the requests on it."""
 
 import asyncio
+import copy
 import logging
 import os
 import random
@@ -472,15 +473,24 @@ if TYPE_CHECKING:
 
 
 def _engine_class(kind: str) -> Any:
-    """The engine class of that kind. vLLM's lines go to Serve's replica log."""
+    """The engine class of that kind. vLLM's lines go to Serve's replica log, and its errors to the terminal as well."""
     if kind == "paced":
         from deployments.engine.paced import PacedEngine
 
         return PacedEngine
     engine = import_vllm()
     for handler in log.handlers:
-        logging.getLogger("vllm").addHandler(handler)
+        logging.getLogger("vllm").addHandler(
+            errors_only(handler) if type(handler) is logging.StreamHandler else handler
+        )
     return engine
+
+
+def errors_only(handler: logging.Handler) -> logging.Handler:
+    """A handler like this one, for errors."""
+    made = copy.copy(handler)
+    made.setLevel(logging.ERROR)
+    return made
 
 
 def is_stopping() -> bool:

@@ -74,6 +74,12 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
 
 
+def test_a_model_that_comes_along_is_chosen_by_its_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("app.main.SHIPPED", {"smollm2-135m": lambda: tmp_path / "made"})
+    engine = deployments(shipped("serve_config.yaml"))["Engine"].init_args[0]
+    assert engine.model_source == str(tmp_path / "made") and engine.kwargs["served_model_name"] == "smollm2-135m"
+
+
 NAMED = {"served_model_name": "mell-tiny"}
 """The model's name in vLLM's metrics."""
 

@@ -10,15 +10,16 @@ import yaml
 from app.ingress.access.keys import entry
 from app.main import _scheduler_config, read_settings
 from app.settings import Settings, check_installed
+from app.shipped import SHIPPED
 from deployments.config import SettingsSection
 from policies.cost.service import ServiceLevel
 from tests.integration.models.rows import How, row
 
-SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
+ROOT = Path(__file__).parents[2]
 
 
-def shipped() -> Any:
-    (application,) = yaml.safe_load(SHIPPED.read_text())["applications"]
+def shipped(file: str = "examples/tiny.yaml") -> Any:
+    (application,) = yaml.safe_load((ROOT / file).read_text())["applications"]
     return application["args"]
 
 
@@ -44,9 +45,12 @@ def refused(args: Any) -> str:
     return str(error.value)
 
 
-def test_the_shipped_configuration_is_valid() -> None:
-    settings = read_settings(shipped())
-    assert settings.model_loading_config.model_id == "mell-tiny" and settings.gpus == 0
+@pytest.mark.parametrize(
+    ("file", "model"), [("serve_config.yaml", "smollm2-135m"), ("examples/tiny.yaml", "mell-tiny")]
+)
+def test_the_shipped_configurations_are_valid(file: str, model: str) -> None:
+    settings = read_settings(shipped(file))
+    assert settings.model_loading_config.model_id == model and model in SHIPPED and settings.gpus == 0
 
 
 @pytest.mark.parametrize("args", [{}, None])

@@ -88,5 +88,6 @@ def test_a_wrong_setting_is_found(text: str) -> None:
         check_yaml(yaml.safe_load(text))
 
 
-def test_the_shipped_configuration_is_accepted() -> None:
-    check_yaml(yaml.safe_load(Path(markdown.ROOT / "serve_config.yaml").read_text()))
+@pytest.mark.parametrize("file", ["serve_config.yaml", "examples/tiny.yaml"])
+def test_a_shipped_configuration_is_accepted(file: str) -> None:
+    check_yaml(yaml.safe_load(Path(markdown.ROOT / file).read_text()))
