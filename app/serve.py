@@ -12,10 +12,12 @@ ended by SIGINT (Ctrl-C), which takes it down.
 Everything that the command and its cluster write goes to a file; what a user can act on is shown (`app.console`).
 """
 
+import contextlib
 import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -39,7 +41,7 @@ _MAX_BYTES = 64 << 20
 """The size of a file after which another one is begun; one earlier one is kept."""
 
 _TAIL = 30
-"""The number of last lines that are shown after an end that nobody requested."""
+"""The number of last hidden lines that are shown after an end that nobody requested."""
 
 
 def main() -> None:
@@ -59,7 +61,7 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     Meanwhile, signals are forwarded to its keeper, and orphans become this process's children.
     """
     adopt_orphans()
-    output = Output(cache_root() / "logs")
+    output = Output(_folder())
     read_end, write_end = os.pipe()
     # Ray would hold lines that it takes for repetitions back for seconds.
     keeper = keep(command, drain_s, os.environ | {"RAY_DEDUP_LOGS": "0"}, write_end)
@@ -81,43 +83,54 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     return exit_status(status)
 
 
+def _folder() -> Path:
+    """The folder of outputs: in the cache or, if that cannot be written, a temporary one."""
+    folder = cache_root() / "logs"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="mell-logs-"))
+
+
 class Output:
     """The lines of the command and its cluster: all in a file, the chosen ones on the terminal."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError if there can be no file in the folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
             old.unlink(missing_ok=True)
-        self._path = folder / f"serve-{os.getpid()}.log"
-        self._file = RotatingFileHandler(self._path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
+        self.path = folder / f"serve-{os.getpid()}.log"
+        self._file = RotatingFileHandler(self.path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
         self._console = Console()
-        self._last: deque[str] = deque(maxlen=_TAIL)
+        self._hidden: deque[str] = deque(maxlen=_TAIL)
         self._is_open = True
-        self._show(f"starting; all output goes to {self._path}")
+        self._show(f"starting; all output goes to {self.path}")
 
     def read(self, lines: IO[str]) -> None:
         """Handle all lines until the last process that writes has ended."""
         with lines:
             for line in lines:
                 self._file.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
-                self._last.append(line)
-                for chosen in self._console.choose(line):
-                    self._show(chosen)
+                chosen = list(self._console.choose(line))
+                for each in chosen:
+                    self._show(each)
+                if not chosen:
+                    self._hidden.append(line)
 
     def end(self) -> None:
         """Called when an end is requested."""
         if not self._console.ends:
             self._console.ends = True
-            self._show("stopping: streams have their grace period; a second signal ends them at once")
+            self._show("stopping: running answers have time to end; a second signal stops at once")
 
     def close(self, status: int) -> None:
         """Show how it ended, with the last lines if nobody requested it."""
         if self._console.ends:
             self._show("stopped")
         elif status:
-            self._show(f"ended with status {status}; the last lines of {self._path}:")
-            for line in self._last:
+            self._show(f"ended with status {status}; the last other lines in {self.path}:")
+            for line in self._hidden:
                 self._show(f"  {line.rstrip()}")
         self._file.close()
 

@@ -18,6 +18,7 @@ from app.configuration.engine_arguments import did_you_mean, refused_arguments, 
 from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.classes import TIERS
 from app.ingress.access.keys import KeyFile, check_classes
+from app.shipped import SHIPPED
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, as_settings, experts_over_ranks, whole_experts
 from deployments.config import (
     ON_GPU,

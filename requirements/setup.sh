@@ -67,6 +67,10 @@ fi
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     die "'$python' lacks the venv module. Install it (Debian, Ubuntu: apt-get install python3-venv) and run this again."
 
+if [[ $device == cuda ]] && ! command -v "${CXX:-g++}" >/dev/null; then
+    say "no C++ compiler was found, with which Triton and torch compile GPU kernels: apt-get install g++ python3-dev"
+fi
+
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 pip_install() { pip install --no-deps "$@"; }
 
@@ -138,6 +142,7 @@ count=$(wc -w <<<"$wanted")
 say "installing $count packages for $device; the first time this takes minutes and several GB"
 watch_unpacking "$count" 9>&- &
 watcher=$!
+disown
 trap 'kill $watcher 2>/dev/null' EXIT
 pip_install "${locks[@]/#/--requirement=}" | counted "$count" ||
     die "a package could not be installed (pip says which, above). Check the network and free disk space, and run this again."

@@ -63,7 +63,7 @@ _STATE_TIMEOUT_S = 1.0
 _BIND_WAIT_S = 15.0
 _READY = """Mell is ready. Try:
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}'
+    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
   API        {url}/v1
   live page  {url}/mell/"""
 

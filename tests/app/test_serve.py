@@ -1,5 +1,7 @@
 """`make serve` starts the launcher, and the launcher `serve run`."""
 
+import io
+import os
 import subprocess
 from pathlib import Path
 
@@ -47,3 +49,77 @@ def test_without_a_configuration_nothing_starts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.argv", ["serve.py", "none.yaml"])
     with pytest.raises(SystemExit, match=r"^none.yaml: there is no such file$"):
         serve.main()
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> serve.Output:
+    return serve.Output(tmp_path)
+
+
+def read(output: serve.Output, *lines: str) -> None:
+    output.read(io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+HIDDEN = "(Engine pid=1) libtcmalloc is not found"
+
+
+def test_all_lines_are_in_the_file_that_the_first_line_names(
+    output: serve.Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read(output, HIDDEN, "shown")
+    output.close(0)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert Path(first.split()[-1]).read_text() == f"{HIDDEN}\nshown\n"
+    assert rest == ["mell: shown"]
+
+
+def test_the_hidden_lines_are_shown_if_it_ends_by_itself(
+    output: serve.Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read(output, HIDDEN, "shown")
+    output.close(3)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "mell: shown",
+        f"mell: ended with status 3; the last other lines in {output.path}:",
+        f"  {HIDDEN}",
+    ]
+
+
+def test_a_requested_end_shows_its_beginning_once_and_its_end(
+    output: serve.Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.end()
+    output.end()
+    read(output, "Traceback (most recent call last):", "Error")
+    output.close(137)
+    begun, ended = capsys.readouterr().out.splitlines()[1:]
+    assert begun.startswith("mell: stopping") and ended == "mell: stopped"
+
+
+def test_without_a_terminal_the_file_is_written_all_the_same(
+    output: serve.Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*values: object, **options: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", broken)
+    read(output, "a", "b")
+    output.close(0)
+    assert output.path.read_text() == "a\nb\n"
+
+
+def test_the_files_of_the_last_starts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(12):
+        (tmp_path / f"serve-{number}.log").touch()
+        os.utime(tmp_path / f"serve-{number}.log", (number, number))
+    kept = serve.Output(tmp_path)
+    kept.close(0)
+    assert {path.name for path in tmp_path.iterdir()} == {kept.path.name, *(f"serve-{n}.log" for n in range(3, 12))}
+
+
+def test_without_a_cache_that_can_be_written_there_is_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MELL_CACHE", str(tmp_path / "file"))
+    assert serve._folder().is_dir()

@@ -87,10 +87,10 @@ def check_compiler(lacks: str | None, cuda: bool) -> DoctorFinding:
     """Torch and Triton can compile. `lacks` is what they need and do not have, None if they have all."""
     if lacks is None:
         return ok("compiler", "works")
-    remedy = "apt-get install g++ python3-dev, or your system's packages of these"
-    if cuda:
-        return problem("compiler", f"no {lacks}, and vLLM's GPU kernels are compiled at the start", remedy)
-    return warning("compiler", f"no {lacks}: requests with log-probabilities take longer", remedy)
+    effect = "Triton and torch compile GPU kernels with it" if cuda else "requests with log-probabilities take longer"
+    return warning(
+        "compiler", f"no {lacks}: {effect}", "apt-get install g++ python3-dev, or your system's names of these"
+    )
 
 
 def check_shared_memory(total: int | None) -> DoctorFinding:

@@ -32,6 +32,7 @@ class Launch:
         self.launcher = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, str(within_s), *stand_in, str(drain_s)],
             cwd=ROOT,
+            stdout=(folder / "output").open("w"),
             start_new_session=True,
             preexec_fn=_ignore_interrupts if ignored else _heed_signals,
         )
@@ -48,6 +49,10 @@ class Launch:
         self.keeper = found[0].pid
         self.processes: list[ProcessIdentity] = [entry.identity for entry in found]
         assert len(found) == 2 + len(rest) + 2 * len(replica)
+
+    @property
+    def output(self) -> str:
+        return (self._folder / "output").read_text()
 
     @property
     def drained(self) -> bool:
@@ -138,6 +143,7 @@ def test_all_ends_with_the_raylet(launch: Launch) -> None:
     assert is_running(launch.processes[0])  # the command may be about to end, and to print the reason
     wait_until(launch.is_gone)
     assert launch.launcher.wait(WITHIN_S) == 128 + signal.SIGKILL
+    assert "the raylet, process" in launch.output
 
 
 def test_draining_takes_its_time(tmp_path: Path, launches: contextlib.ExitStack) -> None:

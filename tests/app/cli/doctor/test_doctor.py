@@ -100,7 +100,7 @@ def test_a_good_machine_has_no_defects() -> None:
         (Box(CUDA, cards=("H200",), errors={"import cupy": "no module"}), {"CuPy on the GPU": PROBLEM}),
         (Box(CUDA, cards=("H200",), errors={"nccl": "no library"}), {"NCCL on the GPU": PROBLEM}),
         (Box(lacks="C++ compiler (g++)"), {"compiler": WARNING}),
-        (Box(CUDA, cards=("H200",), lacks="C++ compiler (g++)"), {"compiler": PROBLEM}),
+        (Box(CUDA, cards=("H200",), lacks="C++ compiler (g++)"), {"compiler": WARNING}),
         (Box(ports={8265}), {"port 8265": WARNING}),
         (Box(ports={6379}), {"port 6379": WARNING}),
         (Box(session="10.0.0.1:6379"), {"Ray session": PROBLEM}),
