@@ -26,16 +26,17 @@ class Launch:
     def __init__(
         self, folder: Path, cluster: str = "own", drain_s: float = 0.0, within_s: float = 60.0, ignored: bool = False
     ) -> None:
-        self._folder = folder
+        self._folder, self._output = folder, folder / "output"
         began = time.monotonic()
         stand_in = [sys.executable, "-m", "tests.deployments.processes.cluster_tree", str(folder), cluster]
-        self.launcher = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, str(within_s), *stand_in, str(drain_s)],
-            cwd=ROOT,
-            stdout=(folder / "output").open("w"),
-            start_new_session=True,
-            preexec_fn=_ignore_interrupts if ignored else _heed_signals,
-        )
+        with self._output.open("w") as output:
+            self.launcher = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, str(within_s), *stand_in, str(drain_s)],
+                cwd=ROOT,
+                stdout=output,
+                start_new_session=True,
+                preexec_fn=_ignore_interrupts if ignored else _heed_signals,
+            )
         replica = {"ServeReplica"} if cluster in TITLES else set()
         rest = set() if cluster == "other" else {"gcs_server", "raylet", "engine"}
         try:
@@ -52,7 +53,7 @@ class Launch:
 
     @property
     def output(self) -> str:
-        return (self._folder / "output").read_text()
+        return self._output.read_text()
 
     @property
     def drained(self) -> bool:
