@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
@@ -100,7 +101,7 @@ class Output:
         """Raises OSError if there can be no file in the folder."""
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
             old.unlink(missing_ok=True)
-        self.path = folder / f"serve-{os.getpid()}.log"
+        self.path = folder / f"serve-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         self._file = RotatingFileHandler(self.path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
         self._console = Console()
         self._hidden: deque[str] = deque(maxlen=_TAIL)

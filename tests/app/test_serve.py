@@ -52,7 +52,7 @@ def test_without_a_configuration_nothing_starts(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> serve.Output:
+def output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> serve.Output:
     return serve.Output(tmp_path)
 
 
