@@ -32,7 +32,7 @@ _DASHBOARD = re.compile(r"View the dashboard at (?P<url>\S+)")
 _TOKEN = "Token authentication is enabled"
 _READY = "Mell is ready"
 _PROGRESS = re.compile(rf"{_READY}|\d+ of \d+ engines? runs?")
-"""Mell's lines that say how far the start is."""
+"""Mell's lines about the progress of the start."""
 
 LAST_ADDRESS = "  live page  "
 """The beginning of the last line of Mell's addresses. The address of Ray's dashboard, which only Ray knows, follows."""

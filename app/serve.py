@@ -62,7 +62,7 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     Meanwhile, signals are forwarded to its keeper, and orphans become this process's children.
     """
     adopt_orphans()
-    output = Output(_folder())
+    output = CommandOutput(_folder())
     read_end, write_end = os.pipe()
     # Ray would hold lines that it takes for repetitions back for seconds.
     keeper = keep(command, drain_s, os.environ | {"RAY_DEDUP_LOGS": "0"}, write_end)
@@ -94,7 +94,7 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="mell-logs-"))
 
 
-class Output:
+class CommandOutput:
     """The lines of the command and its cluster: all in a file, the chosen ones on the terminal."""
 
     def __init__(self, folder: Path) -> None:

@@ -54,7 +54,7 @@ CPU_ENV: Mapping[str, str] = {
     # for an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
     # prefills.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
-    # What torch fails to compile runs as it is. Otherwise the engine would end.
+    # Functions that torch fails to compile run uncompiled. Otherwise the engine would end.
     "TORCHDYNAMO_SUPPRESS_ERRORS": "1",
 }
 """The environment of vLLM's CPU build."""

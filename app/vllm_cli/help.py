@@ -1,4 +1,4 @@
-"""What `mell serve --help` shows. vLLM's flags are shown by its own parser, which takes seconds to import."""
+"""The help of `mell serve` without vLLM's flags: vLLM's own parser shows those, and takes seconds to import."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""What torch needs on a machine to compile functions for the CPU."""
+"""The requirements of torch for compiling functions for the CPU."""
 
 import shutil
 import sysconfig

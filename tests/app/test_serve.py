@@ -52,11 +52,11 @@ def test_without_a_configuration_nothing_starts(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> serve.Output:
-    return serve.Output(tmp_path)
+def output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> serve.CommandOutput:
+    return serve.CommandOutput(tmp_path)
 
 
-def read(output: serve.Output, *lines: str) -> None:
+def read(output: serve.CommandOutput, *lines: str) -> None:
     output.read(io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
@@ -64,7 +64,7 @@ HIDDEN = "(Engine pid=1) libtcmalloc is not found"
 
 
 def test_all_lines_are_in_the_file_that_the_first_line_names(
-    output: serve.Output, capsys: pytest.CaptureFixture[str]
+    output: serve.CommandOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read(output, HIDDEN, "shown")
     output.close(0)
@@ -74,7 +74,7 @@ def test_all_lines_are_in_the_file_that_the_first_line_names(
 
 
 def test_the_hidden_lines_are_shown_if_it_ends_by_itself(
-    output: serve.Output, capsys: pytest.CaptureFixture[str]
+    output: serve.CommandOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read(output, HIDDEN, "shown")
     output.close(3)
@@ -86,7 +86,7 @@ def test_the_hidden_lines_are_shown_if_it_ends_by_itself(
 
 
 def test_a_requested_end_shows_its_beginning_once_and_its_end(
-    output: serve.Output, capsys: pytest.CaptureFixture[str]
+    output: serve.CommandOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output.end()
     output.end()
@@ -97,7 +97,7 @@ def test_a_requested_end_shows_its_beginning_once_and_its_end(
 
 
 def test_without_a_terminal_the_file_is_written_all_the_same(
-    output: serve.Output, monkeypatch: pytest.MonkeyPatch
+    output: serve.CommandOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*values: object, **options: object) -> None:
         raise BrokenPipeError
@@ -112,7 +112,7 @@ def test_the_files_of_the_last_starts_are_kept(tmp_path: Path, monkeypatch: pyte
     for number in range(12):
         (tmp_path / f"serve-{number}.log").touch()
         os.utime(tmp_path / f"serve-{number}.log", (number, number))
-    kept = serve.Output(tmp_path)
+    kept = serve.CommandOutput(tmp_path)
     kept.close(0)
     assert {path.name for path in tmp_path.iterdir()} == {kept.path.name, *(f"serve-{n}.log" for n in range(3, 12))}
 
