@@ -60,8 +60,6 @@ CPU_ENV: Mapping[str, str] = {
 """The environment of vLLM's CPU build."""
 
 
-MADE_HERE = frozenset(SHIPPED)
-"""The ids of the models that Mell makes locally, if they have no source."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -98,7 +96,7 @@ class ModelLoadingSettings(SettingsSection):
     def source(self) -> str | None:
         """Folder or hub name of the model, None for one that is made locally. Folders have their absolute name."""
         name = self.model_source
-        if name is None and self.model_id not in MADE_HERE:
+        if name is None and self.model_id not in SHIPPED:
             name = self.model_id if _HUB_NAME.fullmatch(self.model_id) or Path(self.model_id).exists() else None
         return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
 
@@ -517,10 +515,10 @@ class Settings(SettingsSection):
         if on_cpu and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
         loading = self.model_loading_config
-        if self.engine == "vllm" and loading.source is None and loading.model_id not in MADE_HERE:
+        if self.engine == "vllm" and loading.source is None and loading.model_id not in SHIPPED:
             raise ValueError(
                 f"model_loading_config.model_id is {loading.model_id}: write model_source, too, the folder or the hub "
-                f"name of the model (made locally are only: {', '.join(sorted(MADE_HERE))})"
+                f"name of the model (Mell brings along only {', '.join(sorted(SHIPPED))})"
             )
         for name in ("chat_template", "tool_call_parser"):
             if name in self.ingress.frontend_kwargs and getattr(loading, name) is not None:
