@@ -13,9 +13,10 @@ from pathlib import Path
 
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from migration.protocol.core_messages import Adapter
-from migration.protocol.errors import Refused
+from migration.protocol.errors import Refused, Stopping
 from policies.causes import Cause
 
 _CONFIG = "adapter_config.json"
@@ -42,6 +43,7 @@ class LoadedAdapters:
 
         Raises:
             Refused: it cannot be loaded, or its files are gone.
+            Stopping: the engine has died.
         """
         number = adapter.lora_int_id
         if (loaded := self._loaded.get(number)) is not None:
@@ -69,6 +71,8 @@ class LoadedAdapters:
         own = Adapter(str(number), number, folder, is_3d_lora_weight=adapter.is_3d_lora_weight)
         try:
             await self._add(LoRARequest(own.lora_name, number, folder, is_3d_lora_weight=adapter.is_3d_lora_weight))
+        except EngineDeadError as error:
+            raise Stopping("the engine died while it loaded an adapter", Cause.ADAPTER) from error
         except Exception as error:
             raise Refused(f"adapter {name!r} cannot be loaded: {_reason(error)}", Cause.ADAPTER) from error
         self._loaded[number] = own

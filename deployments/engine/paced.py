@@ -270,6 +270,11 @@ class PacedEngine:
             step_tokens=self._pace.max_num_batched_tokens,
         )
 
+    @property
+    def death(self) -> str | None:
+        """See `Engine.death`."""
+        return self._death
+
     async def check_health(self) -> None:
         """See `Engine.check_health`."""
         if self._death is not None:

@@ -40,6 +40,11 @@ class EngineProcesses:
     core: int
     workers: tuple[int, ...]
 
+    @property
+    def all(self) -> frozenset[int]:
+        """All of them; a core may be its own worker."""
+        return frozenset((self.core, *self.workers))
+
 
 class Tie(StrEnum):
     """The reason why an engine of this kind cannot continue a request with output exactly (`immovable_reason`)."""
@@ -99,6 +104,11 @@ class Engine(BlockStore, PrefixHolds, Protocol):
     @property
     def profiling(self) -> bool:
         """True during a session of the profiler, which may halt the engine for minutes."""
+        ...
+
+    @property
+    def death(self) -> str | None:
+        """The reason why the engine has ended, once that was noticed; None before."""
         ...
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:

@@ -433,10 +433,15 @@ class VllmEngine:
             max_adapters=self._max_adapters,
         )
 
+    @property
+    def death(self) -> str | None:
+        """See `Engine.death`."""
+        return self._runs.death
+
     async def check_health(self) -> None:
         """See `Engine.check_health`."""
-        if self._runs.death is not None:
-            raise EngineDead(self._runs.death)
+        if self.death is not None:
+            raise EngineDead(self.death)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`. Retries while ended requests still hold blocks."""

@@ -11,6 +11,8 @@ from typing import Self
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+_SIGKILL = 1 << (signal.SIGKILL - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class ProcessEntry:
     """The first 15 characters of the program's name, or of the process's title if it has set one."""
     zombie: bool
     """True if the process has ended and its parent has not collected its exit status yet."""
+    ending: bool
+    """True if the process does nothing any more: it has ended, exits, or has been killed. Freeing gigabytes of memory
+    takes seconds."""
     parent: int
     group: int
 
@@ -58,9 +63,10 @@ def entry_of(pid: int) -> ProcessEntry | None:
     head, _, tail = stat.rpartition(")")  # the name may hold spaces and parentheses
     fields = tail.split()
     name = head.partition("(")[2]
-    return ProcessEntry(
-        ProcessIdentity(pid, int(fields[19])), name, fields[0] in "ZX", parent=int(fields[1]), group=int(fields[2])
-    )
+    zombie = fields[0] in "ZX"
+    ending = zombie or bool(int(fields[6]) & _PF_EXITING or int(fields[28]) & _SIGKILL)
+    identity = ProcessIdentity(pid, int(fields[19]))
+    return ProcessEntry(identity, name, zombie, ending, parent=int(fields[1]), group=int(fields[2]))
 
 
 def identity_of(pid: int) -> ProcessIdentity:
@@ -75,6 +81,12 @@ def is_running(process: ProcessIdentity) -> bool:
     """True while the process has not ended. A stopped process counts as running."""
     entry = entry_of(process.pid)
     return entry is not None and entry.identity == process and not entry.zombie
+
+
+def is_ending(pid: int) -> bool:
+    """True if the process does nothing any more, see `ProcessEntry.ending`, or does not exist."""
+    entry = entry_of(pid)
+    return entry is None or entry.ending
 
 
 def running() -> list[ProcessEntry]:

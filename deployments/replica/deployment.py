@@ -411,7 +411,7 @@ class EngineReplica:
         reserved = -(-self._host.reserved_tokens // stats.block_size)
         return ReplicaLoad(
             id=self._id,
-            state=ReplicaState.DRAINING if self._host.stopping else ReplicaState.RUNNING,
+            state=ReplicaState.RUNNING if self._host.closed is None else ReplicaState.DRAINING,
             node=self._node,
             capacity_tokens=stats.capacity_tokens,
             block_size=stats.block_size,

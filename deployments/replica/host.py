@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
+from deployments.processes.table import is_ending
 from deployments.replica.outbox import Outboxes
 from deployments.replica.prefix_cache.contexts import PastContexts
 from migration.protocol.core_messages import Prefilled
@@ -166,11 +167,10 @@ class RequestHost:
         If it is `fetching` blocks, it is here from now on, and in the engine from `begin` on.
 
         Raises:
-            Stopping: the replica is stopping.
+            Stopping: the replica is stopping, or its engine has died.
             Refused: the request exceeds the model's context, cannot be continued exactly, or runs here already.
         """
-        if self.stopping:
-            raise Stopping("the replica is stopping")
+        self._require_open(closely=hop > 0)
         if spec.prompt_tokens + spec.max_tokens > self._engine.max_context:
             raise Refused("prompt and max_tokens exceed the model's context", Cause.TOO_LONG)
         if outputs and (tied := self._tied(spec)):
@@ -313,8 +313,7 @@ class RequestHost:
 
     def accept(self, message: Prepare) -> Tokens:
         """See `TargetHost.accept`. Shared blocks are looked for only where room is scarce."""
-        if self.stopping:
-            raise Stopping("the replica is stopping")
+        self._require_open(closely=True)
         if message.spec.id in self._runs:
             raise Refused("the request runs here already", Cause.ALREADY_THERE)
         tokens = message.spec.prompt_tokens + len(message.outputs)
@@ -340,18 +339,36 @@ class RequestHost:
         """See `TargetHost.add`."""
         self.submit(spec, hop, outputs, tail)
 
+    @property
+    def closed(self) -> str | None:
+        """The reason why nothing new is taken here; None if something is."""
+        if self.stopping:
+            return "the replica is stopping"
+        return None if self._engine.death is None else f"the engine died: {self._engine.death}"
+
     def silent_s(self) -> float:
         """Seconds without any token from the engine while requests run in it; 0 if none do."""
         return self._clock() - self._last_output_s if self._computes else 0.0
 
     def lose_all(self, reason: str) -> None:
-        """Give the engine up: notify every reader of the loss, and take no more requests."""
+        """Give the engine up: notify every reader of its death, and take no more requests."""
         self.stopping = True
         for run in list(self._runs.values()):
-            self._lose(run, reason)
+            self._lose(run, Lost(run.spec.id, run.hop, reason, died=True))
             self._engine.abort(run.key)
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _require_open(self, closely: bool) -> None:
+        """Raise Stopping if nothing new is taken here. `closely`: look at the engine's processes, too.
+
+        A request that comes from another replica may do so since that one's engine has died. Where all die at once, the
+        end of this one may not have been noticed yet.
+        """
+        if (reason := self.closed) is not None:
+            raise Stopping(reason)
+        if closely and any(map(is_ending, self._engine.processes.all)):
+            raise Stopping("the engine is ending")
 
     def _left(self) -> int:
         """The room beside all reservations, in tokens."""
@@ -460,12 +477,13 @@ class RequestHost:
         """The engine has ended a run without its output."""
         match error:
             case EngineDead():
-                self._lose(run, f"the engine died: {error}")
+                event = Lost(run.spec.id, run.hop, f"the engine died: {error}", died=True)
             case InvalidRequest():
-                self._lose(run, str(error), invalid=True)
+                event = Lost(run.spec.id, run.hop, str(error), invalid=True)
             case _:
                 log.warning("request %s failed in the engine: %s", run.spec.id, error)
-                self._lose(run, f"the engine failed: {error}")
+                event = Lost(run.spec.id, run.hop, f"the engine failed: {error}")
+        self._lose(run, event)
 
     def _publish(self, run: Run) -> None:
         """Publish the new tokens. With the end of the output, the run ends."""
@@ -490,10 +508,11 @@ class RequestHost:
             self.contexts.add(run.spec, run.outputs)
             self.on_context(run.spec, run.outputs)
 
-    def _lose(self, run: Run, reason: str, invalid: bool = False) -> None:
+    def _lose(self, run: Run, event: Lost) -> None:
+        """End a run without its output, and publish the event."""
         if self._runs.get(run.spec.id) is run:
             self._retire(run)
-            self._outboxes.put(run.spec.ingress, Lost(run.spec.id, run.hop, reason, invalid))
+            self._outboxes.put(run.spec.ingress, event)
             self.on_end(run.spec.id, False)
 
     def _remove(self, run: Run) -> None:

@@ -117,13 +117,14 @@ class Doubt(_Event, frozen=True):
 class Lost(_Event, frozen=True):
     """The host cannot go on with the request; whoever reads it may continue it elsewhere.
 
-    Unless it is `invalid`: then no engine takes it.
+    Unless it is `invalid`: then no engine takes it. `died`: the host's engine has ended with the request on board.
     """
 
     request: RequestId
     hop: int
     reason: str
     invalid: bool = False
+    died: bool = False
 
 
 StreamEvent = Delta | Moving | Moved | Doubt | Lost

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Collection, Sequence
 
 from deployments.cache.mirror import Mirror
@@ -65,7 +66,7 @@ class FakeEngine:
         shard_bytes = block_size * TOKEN_BYTES // workers
         self.links: WorkerLinks | None = None
         self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, workers)
-        self.processes = EngineProcesses(core=0, workers=(0,) * workers)
+        self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),) * workers)
         self.max_context = Tokens(num_blocks * block_size)
         self.tasks: tuple[str, ...] = ("generate",)
         self.step_s = step_s
@@ -300,10 +301,15 @@ class FakeEngine:
             preemptions=0,
         )
 
+    @property
+    def death(self) -> str | None:
+        """See `Engine.death`."""
+        return "killed by a test" if self.dead else None
+
     async def check_health(self) -> None:
         """See `Engine.check_health`."""
-        if self.dead:
-            raise EngineDead("killed by a test")
+        if self.death is not None:
+            raise EngineDead(self.death)
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""

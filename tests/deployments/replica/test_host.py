@@ -1,17 +1,18 @@
 """The requests on one replica, with an engine that yields a token at each order of a test."""
 
 import asyncio
+import os
 from dataclasses import dataclass, field, replace
 
 import pytest
 from msgspec import structs
 
-from deployments.engine.port import EngineDead, EngineStats, InvalidRequest, RequestFailed, Tie
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, InvalidRequest, RequestFailed, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
 from migration.kv.cache_events import BlocksStored
 from migration.protocol.core_messages import Adapter, Prefilled
-from migration.protocol.errors import Refused, RequestGone
+from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink
 from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent, Trait
@@ -211,18 +212,40 @@ async def test_end_of_the_output_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "reason"),
+    ("step", "event"),
     [
-        (EngineDead("gone"), "the engine died: gone"),
-        (RequestFailed("odd"), "the engine failed: odd"),
+        (EngineDead("gone"), Lost(R, 0, "the engine died: gone", died=True)),
+        (RequestFailed("odd"), Lost(R, 0, "the engine failed: odd")),
     ],
     ids=["dies", "fails"],
 )
-async def test_reader_learns_of_a_loss_when_the_engine(step: Exception, reason: str) -> None:
+async def test_reader_learns_of_a_loss_when_the_engine(step: Exception, event: Lost) -> None:
     desk = await running()
     await desk.engine.give(step)
-    assert desk.published() == [Lost(R, 0, reason)]
+    assert desk.published() == [event]
     assert desk.ended == [(R, False)] and not list(desk.host.loads())
+
+
+async def test_a_replica_whose_engine_has_died_takes_nothing() -> None:
+    desk = await running()
+    desk.engine.dead = True
+    desk.host.stopping = True
+    desk.host.stopping = False  # It is called back.
+    for take in (lambda: desk.host.submit(spec("other"), 0, ()), lambda: desk.host.accept(prepare("moved"))):
+        with pytest.raises(Stopping, match="the engine died: killed by a test"):
+            take()
+
+
+async def test_a_replica_whose_engine_is_being_killed_takes_nothing_from_others() -> None:
+    desk = await running()
+    worker = await asyncio.create_subprocess_exec("sleep", "60")
+    desk.engine.processes = EngineProcesses(os.getpid(), (worker.pid,))
+    desk.host.submit(spec("fits"), 1, ())
+    worker.kill()
+    for take in (lambda: desk.host.submit(spec("other"), 1, ()), lambda: desk.host.accept(prepare("moved"))):
+        with pytest.raises(Stopping, match="the engine is ending"):
+            take()
+    await worker.wait()
 
 
 async def test_reader_learns_that_no_engine_would_take_the_request() -> None:
@@ -827,7 +850,7 @@ async def test_halted_requests_are_not_expected_to_get_tokens() -> None:
 async def test_an_engine_that_is_given_up_loses_every_request_and_takes_none() -> None:
     desk = await running(2)
     desk.host.lose_all("it hangs")
-    assert desk.published() == [Lost(R, 0, "it hangs")]
+    assert desk.published() == [Lost(R, 0, "it hangs", died=True)]
     assert desk.ended == [(R, False)]
     assert not list(desk.host.loads())
     with pytest.raises(Refused, match="stopping"):
