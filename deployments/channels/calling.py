@@ -25,6 +25,7 @@ from deployments.channels.wire import (
     tls_context,
 )
 from migration.protocol.errors import PeerLost
+from policies.causes import Cause
 from policies.model import ReplicaId
 
 _CONNECT_S = 5.0
@@ -80,7 +81,7 @@ class CallerEnd(asyncio.Protocol):
         """Lose a connection that is silent for too long."""
         due = self._last + silence_s
         if self._loop.time() >= due:
-            self.lose(PeerLost(f"{self._callee} was silent for {silence_s:g} s"))
+            self.lose(PeerLost(f"{self._callee} was silent for {silence_s:g} s", Cause.NO_ANSWER))
         else:
             self._watch = self._loop.call_at(due, self._look, silence_s)
 
@@ -94,7 +95,7 @@ class CallerEnd(asyncio.Protocol):
         try:
             future.set_result(self._methods[method].result.decode(answer.result))
         except msgspec.DecodeError as error:
-            future.set_exception(error)
+            future.set_exception(PeerLost(f"an answer of {self._callee} cannot be read: {error}", Cause.UNEXPECTED))
 
     # --- for the caller -------------------------------------------------------------------------------
 
@@ -201,7 +202,7 @@ async def channel_batches(
             async with asyncio.timeout(silence_s):
                 offer = await anext(offers, None)
         except TimeoutError:
-            raise PeerLost(f"replica {replica} was silent for {silence_s:g} s") from None
+            raise PeerLost(f"replica {replica} was silent for {silence_s:g} s", Cause.NO_ANSWER) from None
         if offer is None:
             return
         end = await connect(f"replica {replica}", offer, methods, silence_s)

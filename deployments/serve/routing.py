@@ -19,11 +19,11 @@ from typing import Any
 import ray
 from ray import serve
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.common import ReplicaID as FullReplicaId
 from ray.serve._private.constants import SERVE_NAMESPACE
-from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.exceptions import RayServeException, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -57,6 +57,8 @@ def _peer_errors(replica: ReplicaId) -> Iterator[None]:
         if not isinstance(error.cause, Exception):
             raise
         raise error.cause from None
+    except (RayError, RayServeException) as error:
+        raise PeerLost(f"replica {replica} cannot be called: {error!r}") from error
 
 
 AWAY_S = 1.0

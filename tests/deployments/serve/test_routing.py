@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RaySystemError, RayTaskError, WorkerCrashedError
 from ray.serve._private.common import DeploymentID
-from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from ray.serve.request_router import RequestRouter
 
 from deployments.serve.routing import AWAY_S, ReplicaHandles, TargetRouter, Unrouted, _peer_errors
@@ -141,10 +141,13 @@ async def test_without_a_request_nothing_is_chosen() -> None:
         (ReplicaUnavailableError("a"), Unrouted),
         (RayActorError(), PeerLost),
         (ActorUnavailableError("away", None), PeerLost),
+        (WorkerCrashedError(), PeerLost),
+        (RaySystemError("gone"), PeerLost),
+        (BackPressureError(1, 1), PeerLost),
         (Refused("no", Cause.NO_ROOM), Refused),
         (ValueError("ours"), ValueError),
     ],
-    ids=["not routable", "dead", "unavailable", "refused", "another error"],
+    ids=["not routable", "dead", "unavailable", "crashed", "Ray's own", "full", "refused", "another error"],
 )
 def test_errors_about_a_replica_become_our_own(raised: Exception, translated: type[Exception]) -> None:
     with pytest.raises(translated) as caught, _peer_errors(ReplicaId("a")):
