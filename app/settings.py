@@ -212,7 +212,16 @@ class IngressSettings(SettingsSection):
         0.5, gt=0, description="Longest wait for the scheduler before the ingress places a request itself."
     )
     no_replica_timeout_s: float = Field(
-        30.0, ge=0, description="Longest wait of a request for a live replica; then 503."
+        120.0,
+        ge=0,
+        description="Longest wait of a request for a replica that takes it, new or under way; then 503, or an error at "
+        "the end of its stream.",
+    )
+    max_engine_losses: int = Field(
+        2,
+        ge=1,
+        description="Number of engines that may die with one request on board, which then ends with an error, since it "
+        "may be the cause.",
     )
     lease_s: float = Field(
         10.0, gt=0, description="Time after which replicas end the requests of an ingress that does not read them."

@@ -118,6 +118,7 @@ class IngressBackend:
             placer,
             self._scheduler,
             config.no_replica_timeout_s,
+            config.max_engine_losses,
             lost=self.telemetry.lost.inc,
             tracer=self.tracer,
         )

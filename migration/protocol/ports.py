@@ -413,6 +413,8 @@ class LossKind(StrEnum):
     """The request's: no engine takes it."""
     UNAVAILABLE = "unavailable"
     """Nobody's: no replica takes it now."""
+    SUSPECT = "suspect"
+    """The request's, perhaps: engines have died with it on board."""
     INTERNAL = "internal"
     """Ours: a defect."""
 
@@ -453,6 +455,10 @@ class Hosts(Protocol):
 
     def reachable(self, replica: ReplicaId) -> bool:
         """False if the replica's events are known not to arrive."""
+        ...
+
+    async def changed(self, within_s: float) -> bool:
+        """Wait until the list of replicas changes, or another one can be reached; False: not within that time."""
         ...
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:

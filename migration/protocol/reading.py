@@ -116,6 +116,7 @@ class SegmentOrigin(StrEnum):
 class Reader:
     """One request. `host` runs it, or is being asked to; `moves` and `resubmissions` count how it came there.
 
+    `engine_losses` are the hosts whose engines have died with it on board: it may have caused their ends.
     `over` is true in a final state: nothing is read any more.
     `touched` are the replicas that may run it under whatever hop and have not been released.
     """
@@ -127,6 +128,7 @@ class Reader:
         self.touched: set[ReplicaId] = set()
         self.moves = 0
         self.resubmissions = 0
+        self.engine_losses = 0
         self.over = False
         self._move: Moving | None = None
         self._next = ReplicaId("")
@@ -182,9 +184,10 @@ class Reader:
         """The target does not run the request, or did not answer."""
         return self._feed(ReaderEvent.NOT_FOUND)
 
-    def host_lost(self, reason: str) -> list[Action]:
-        """The host died, cannot be reached, or does not have the request."""
+    def host_lost(self, reason: str, died: bool = False) -> list[Action]:
+        """The host died (`died`), cannot be reached, or does not have the request."""
         self._reason = reason
+        self._count_loss(died)
         return self._feed(ReaderEvent.HOST_LOST)
 
     def out_of_step(self) -> list[Action]:
@@ -234,12 +237,17 @@ class Reader:
             return self._moved(word)
         if isinstance(word, Lost):
             self._reason = word.reason
+            self._count_loss(word.died)
         if isinstance(word, Moving) and event is ReaderEvent.MOVE_ANNOUNCED and self.state is not ReaderState.FINDING:
             self._move = word
             self.touched.add(ReplicaId(word.target))
         if isinstance(word, Doubt) and event is ReaderEvent.IN_DOUBT and self.state is not ReaderState.FINDING:
             self._settled, self._move = max(self._settled, word.next_hop), None
         return self._feed(event, speaker=replica)
+
+    def _count_loss(self, died: bool) -> None:
+        """Count the host's engine if it died with the request: not before it had taken it, and once."""
+        self.engine_losses += died and self.state in (ReaderState.READING, ReaderState.MOVING)
 
     def _moved(self, word: Moved) -> list[Action]:
         """The host let go. Its successor may have done so in its turn, and may have been read first: that follows."""

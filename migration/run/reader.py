@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from migration.protocol.errors import PeerLost, Refused, Stopping
+from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping
 from migration.protocol.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
 from migration.protocol.reading import (
     Action,
@@ -32,11 +32,21 @@ from migration.protocol.reading import (
 from migration.protocol.request import RequestSpec, StreamEvent
 from migration.protocol.tables.reader import ReaderState
 from migration.run.times import QUIET_S
+from policies.causes import Cause
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
 
-MAX_RESUBMISSIONS = 8
+_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+"""The first and the longest time between two looks for a replica, unless the list of replicas changes meanwhile."""
+
+_VERDICTS = {
+    Cause.TOO_LONG: LossKind.INVALID,
+    Cause.ADAPTER: LossKind.UNAVAILABLE,
+    Cause.IMMOVABLE: LossKind.UNAVAILABLE,
+}
+"""Causes of refusals that lie in the request; all others lie in the replica."""
 
 Report = Callable[[], Iterable[Action]]
 """Feeds the result of an activity to the reader."""
@@ -46,15 +56,16 @@ Report = Callable[[], Iterable[Action]]
 class ReaderWorld:
     """The parts of its process that a reader uses.
 
-    A request waits at most `patience_s` seconds for a replica that takes it, `retry_s` between two looks for one.
-    `on_lost` is called for each request that a replica had taken and that could not be continued.
+    A request waits at most `patience_s` seconds for a replica that takes it. It ends once `max_engine_losses` engines
+    have died with it on board. `on_lost` is called for each request that a replica had taken and that could not be
+    continued.
     """
 
     hosts: Hosts
     journal: Journal
     clock: Clock
     patience_s: float
-    retry_s: float = 0.1
+    max_engine_losses: int
     on_lost: Callable[[], None] = lambda: None
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     """Calls without a caller that waits; they may outlive their request."""
@@ -81,8 +92,12 @@ class ReaderRun:
         self._taken = asyncio.Event()
         self._model: str | None = None
         self._avoided: set[ReplicaId] = set()
-        self._refused: dict[ReplicaId, str] = {}
-        self._deadline = 0.0
+        """The replicas that have refused, or were lost, since the last pause."""
+        self._verdicts: dict[ReplicaId, Loss] = {}
+        """The replicas that refused for a reason that lies in the request."""
+        self._why = ""
+        """The last refusal."""
+        self._patience = _Patience(world.clock, world.patience_s)
         self._gone: tuple[HostGone, float] | None = None
         """The host that was given up, and when, until there is another one."""
         self._loss: Loss | None = None
@@ -114,10 +129,10 @@ class ReaderRun:
             self._carry_out(actions)
         self._world.journal.took(self.spec, self.reader)
 
-    def host_lost(self, replica: ReplicaId, reason: str) -> None:
-        """A replica died or cannot be reached. Nothing happens unless it has the request."""
+    def host_lost(self, replica: ReplicaId, reason: str, died: bool = False) -> None:
+        """A replica died (`died`) or cannot be reached. Nothing happens unless it has the request."""
         if replica == self.reader.host and self.reader.state is not ReaderState.PLACING:
-            self._carry_out(self.reader.host_lost(reason))
+            self._carry_out(self.reader.host_lost(reason, died))
 
     def reconnected(self, replica: ReplicaId) -> None:
         """Events of a replica may have been lost between two streams."""
@@ -203,22 +218,23 @@ class ReaderRun:
     async def _place(self, request: PlaceRequest) -> Report:
         """Submit the request to one replica after the other until one takes it, or does not answer.
 
-        A replica that refuses is not asked again; one that is stopping or could not be reached is, once there is no
-        other: it may have been called back, and meanwhile a new one may come.
+        Refusals end the request only if every replica refuses for a reason that lies in the request. All others are
+        reasons of the replica, and pass: after a pause it is asked again, up to the end of the request's patience.
         """
         world, reader = self._world, self.reader
         if request.anew:
-            self._refused, self._deadline = {}, world.clock() + world.patience_s
-            self._avoided = set()
+            self._avoided, self._verdicts, self._why = set(), {}, ""
+            if self._patience.begin(reader.cursor.next_index):
+                await self._pause()
         if request.lost is not None:
             self._avoided.add(request.lost)
-        if reader.resubmissions > MAX_RESUBMISSIONS:
-            raise _unavailable("the request was lost by too many replicas")
-        why = ""
+        if reader.engine_losses >= world.max_engine_losses:
+            raise NotServed(Loss(LossKind.SUSPECT, _suspect(reader.engine_losses)))
         while True:
-            replica = await world.hosts.place(self.spec, reader.cursor.next_index, self._avoided | self._refused.keys())
+            exclude = self._avoided | self._verdicts.keys()
+            replica = await world.hosts.place(self.spec, reader.cursor.next_index, exclude)
             if replica is None:
-                await self._wait_for_another(why)
+                await self._wait_for_another()
                 continue
             reader.submitting(replica)
             tokens = tuple(reader.cursor.tokens)
@@ -227,31 +243,47 @@ class ReaderRun:
                 self._model = await world.hosts.submit(
                     replica, self.spec, reader.cursor.hop, tokens, self._model if tokens else None
                 )
-            except Stopping as error:
-                why = f": {error}"
-                self._avoided.add(replica)
-                world.journal.lost(self.spec, reader, str(error), had=False)
             except Refused as error:
-                self._refused[replica] = str(error)
-                world.journal.lost(self.spec, reader, str(error), had=False)
-            except PeerLost as error:
+                self._take_refusal(replica, error)
+            except MigrationError as error:
                 log.info("placing %s: %s", self.spec.id, error)
-                world.journal.lost(self.spec, reader, str(error), had=False)
-                return partial(reader.host_lost, str(error))
+                return self._unanswered(str(error))
             else:
-                if world.hosts.reachable(replica):
-                    return reader.submitted
-                world.journal.lost(self.spec, reader, "the replica died", had=False)
-                return partial(reader.host_lost, "the replica died")
+                if not world.hosts.reachable(replica):
+                    return self._unanswered("the replica died")
+                self._patience.end()
+                return reader.submitted
 
-    async def _wait_for_another(self, why: str) -> None:
-        """Wait before the next attempt. Raises NotServed if every replica has refused, or after the deadline."""
-        if self._refused and self._refused.keys() >= set(self._world.hosts.running):
-            raise _unavailable(f"no replica takes the request: {next(iter(self._refused.values()))}")
-        if self._world.clock() >= self._deadline:
-            raise _unavailable(f"no replica is available{why}")
+    def _take_refusal(self, replica: ReplicaId, error: Refused) -> None:
+        """The replica has not taken the request."""
+        self._why = str(error)
+        self._avoided.add(replica)
+        if error.cause in _VERDICTS and not isinstance(error, Stopping):
+            self._verdicts[replica] = Loss(_VERDICTS[error.cause], f"no replica takes the request: {error}")
+        self._world.journal.lost(self.spec, self.reader, str(error), had=False)
+
+    def _unanswered(self, why: str) -> Report:
+        """The replica may have taken the request."""
+        self._why = why
+        self._world.journal.lost(self.spec, self.reader, why, had=False)
+        return partial(self.reader.host_lost, why)
+
+    async def _wait_for_another(self) -> None:
+        """Wait before all replicas are asked again. Raises NotServed if none will take the request, or did in time."""
+        running = set(self._world.hosts.running)
+        if running and self._verdicts.keys() >= running:
+            raise NotServed(next(iter(self._verdicts.values())))
+        await self._pause()
         self._avoided.clear()
-        await asyncio.sleep(self._world.retry_s)
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt. Raises NotServed if there is no time for one."""
+        pause_s = self._patience.pause_s()
+        if pause_s <= 0:
+            why = f": {self._why}" if self._why else ""
+            raise NotServed(Loss(LossKind.UNAVAILABLE, f"no replica is available{why}"))
+        if await self._world.hosts.changed(pause_s):
+            self._patience.shorten()
 
     async def _find(self, request: FindRequest) -> Report:
         """Ask the target. No answer counts as a refusal: a later effect of the question is outdated."""
@@ -301,5 +333,49 @@ class ReaderRun:
         return task
 
 
-def _unavailable(text: str) -> NotServed:
-    return NotServed(Loss(LossKind.UNAVAILABLE, text))
+class _Patience:
+    """The time in which a request without progress has to be taken by a replica, and the pauses between attempts.
+
+    Progress are tokens. A request that replicas take and lose again, without a token, has no more time than one that
+    they refuse.
+    """
+
+    def __init__(self, clock: Clock, patience_s: float) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._left_s = 0.0
+        self._until = 0.0
+        self._pause_s = _PAUSE_S
+        self._index = -1
+        self._fruitless = 0
+
+    def begin(self, index: int) -> bool:
+        """Look for a replica, for a request with that many tokens. True if a pause comes first.
+
+        None does for the first loss behind a token: its replica may have had the request for long.
+        """
+        if index > self._index:
+            self._index, self._left_s, self._fruitless = index, self._patience_s, 0
+            self.shorten()
+        self._until = self._clock() + self._left_s
+        self._fruitless += 1
+        return self._fruitless > 2
+
+    def end(self) -> None:
+        """A replica has taken the request."""
+        self._left_s = self._until - self._clock()
+
+    def pause_s(self) -> float:
+        """The pause before the next attempt; not above 0 once there is no time left."""
+        pause_s = min(self._pause_s, self._until - self._clock())
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return pause_s
+
+    def shorten(self) -> None:
+        """Begin with short pauses again."""
+        self._pause_s = _PAUSE_S
+
+
+def _suspect(losses: int) -> str:
+    engines = "the engine that ran it has died" if losses == 1 else f"{losses} engines have died that ran it"
+    return f"the request is not given to another engine, since {engines}"

@@ -1,6 +1,7 @@
 """Calls of the ingress to single replicas, which may be dead, slow, or not routable yet."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,6 +33,7 @@ class EngineCalls:
     def __init__(self, replicas: RemoteReplicas[ServingApi], placer: Placer, clock: Clock = time.monotonic) -> None:
         self.running: tuple[ReplicaId, ...] = ()
         self.down: set[ReplicaId] = set()
+        self._change = asyncio.Event()
         self._replicas = replicas
         self._placer = placer
         self._clock = clock
@@ -40,6 +42,29 @@ class EngineCalls:
     def reachable(self, replica: ReplicaId) -> bool:
         """See `Hosts.reachable`."""
         return replica not in self.down
+
+    async def changed(self, within_s: float) -> bool:
+        """See `Hosts.changed`."""
+        change = self._change
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await change.wait()
+        return change.is_set()
+
+    def follow(self, running: tuple[ReplicaId, ...]) -> None:
+        """The list of replicas is now another one."""
+        self.running = running
+        self._changed()
+
+    def reached(self, replica: ReplicaId) -> None:
+        """A replica's streams can be read."""
+        if replica in self.down:
+            self.down.discard(replica)
+            self._changed()
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
         """See `Hosts.place`."""

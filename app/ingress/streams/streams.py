@@ -41,6 +41,7 @@ class Streams:
         placer: Placer,
         scheduler: SchedulerClient[NoticeApi],
         patience_s: float,
+        max_engine_losses: int,
         lost: Callable[[], None] = lambda: None,
         tracer: Tracer = NO_TRACER,
         clock: Clock = time.monotonic,
@@ -51,9 +52,14 @@ class Streams:
         self._tracer = tracer
         self._clock = clock
         self._calls = EngineCalls(replicas, placer, clock)
-        self._world = ReaderWorld(self._calls, RequestJournal(scheduler, tracer), clock, patience_s, on_lost=lost)
+        journal = RequestJournal(scheduler, tracer)
+        self._world = ReaderWorld(self._calls, journal, clock, patience_s, max_engine_losses, lost)
         self._live: dict[RequestId, ReaderRun] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._unlisted: set[ReplicaId] = set()
+        """The replicas that have been listed, and are not any more."""
+        self._stopping: set[ReplicaId] = set()
+        """Those of them that have sent something since: Serve stops them. The others have died, as far as is known."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving = asyncio.Event()
 
@@ -88,7 +94,9 @@ class Streams:
 
     def watch(self, membership: Membership) -> None:
         """Read every replica that is running. A replica that is stopping is read until it ends its stream."""
-        self._calls.running = membership.running
+        self._calls.follow(membership.running)
+        self._unlisted = self._readers.keys() - set(membership.running)
+        self._stopping -= set(membership.running)
         if membership.running:
             self._serving.set()
         else:
@@ -136,7 +144,9 @@ class Streams:
                 connected = False
                 async for batch in self._replicas.at(replica).events(self._ingress):
                     broken_since = None
-                    self._calls.down.discard(replica)
+                    if replica in self._unlisted:
+                        self._stopping.add(replica)
+                    self._calls.reached(replica)
                     if not connected:
                         connected = True
                         self._reconnected(replica)
@@ -146,7 +156,8 @@ class Streams:
                 reason = str(error)
             except PeerLost as error:
                 reason = str(error)
-                self._give_up(replica, reason)
+                died = error.cause is Cause.PEER_LOST and replica not in self._stopping
+                self._give_up(replica, reason, died)
             except Exception as error:
                 if broken_since is None:  # one traceback per outage, not one per attempt
                     log.exception("reading replica %s failed", replica)
@@ -159,16 +170,18 @@ class Streams:
                 break
             await asyncio.sleep(RECONNECT_S)
         self._calls.forget(replica)
+        self._unlisted.discard(replica)
+        self._stopping.discard(replica)
 
     def _forget_reader(self, replica: ReplicaId, ended: asyncio.Task[None]) -> None:
         if self._readers.get(replica) is ended:
             del self._readers[replica]
 
-    def _give_up(self, replica: ReplicaId, reason: str) -> None:
-        """A replica cannot be reached: its requests continue elsewhere."""
+    def _give_up(self, replica: ReplicaId, reason: str, died: bool = False) -> None:
+        """A replica died, or cannot be reached: its requests continue elsewhere."""
         self._calls.down.add(replica)
         for run in list(self._live.values()):
-            run.host_lost(replica, reason)
+            run.host_lost(replica, reason, died)
 
     def _reconnected(self, replica: ReplicaId) -> None:
         """Events may have been lost between two streams."""

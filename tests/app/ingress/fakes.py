@@ -440,6 +440,7 @@ def make_service(
     lease_s: float = 0.3,
     place_timeout_s: float = 0.05,
     no_replica_timeout_s: float = 0.3,
+    max_engine_losses: int = 2,
     limits: MigrationLimits = LIMITS,
 ) -> Service:
     """A service whose replicas all run; requests go to the first of `order` (the names, if not given)."""
@@ -450,9 +451,8 @@ def make_service(
     members = FakeMembership(on_change=lambda membership: service.streams.watch(membership))
     scheduler = Scheduler(order or names, lambda: members.running)
     placer = Placer(scheduler, members, place_timeout_s)
-    service = Service(
-        replicas, wires, scheduler, placer, Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s, clock=now)
-    )
+    streams = Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s, max_engine_losses, clock=now)
+    service = Service(replicas, wires, scheduler, placer, streams)
     service.members = members
     members.become(*names)
     return service

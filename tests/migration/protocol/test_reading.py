@@ -221,6 +221,27 @@ def test_finished_output_releases_all_but_the_host() -> None:
     assert made.leave() == []
 
 
+@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize("died", [False, True])
+def test_an_engine_that_dies_with_the_request_counts_once(moving: bool, died: bool) -> None:
+    made = reading(5)
+    if moving:
+        made.take(Moving(R, 0, 1, "b"), A)
+    made.take(Lost(R, 0, "it died", died=died), A)
+    made.host_lost("its process has ended", died)
+    assert made.engine_losses == died
+
+
+def test_an_engine_that_dies_before_it_is_known_to_have_the_request_counts_then() -> None:
+    made = Reader()
+    made.begin()
+    made.submitting(A)
+    made.take(Lost(R, 0, "it died", died=True), A)
+    assert made.engine_losses == 0
+    made.submitted()
+    assert (made.engine_losses, made.state) == (1, ReaderState.PLACING)
+
+
 def test_a_request_that_no_engine_takes_is_given_up() -> None:
     made = reading()
     assert made.take(Lost(R, 0, "not a grammar", invalid=True), A) == [ReleaseRequest(A, None), GiveUp("not a grammar")]

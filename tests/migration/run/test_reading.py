@@ -29,6 +29,10 @@ class Calls:
         self.answers: dict[ReplicaId, asyncio.Future[bool]] = {}
         self.submitted: list[tuple[ReplicaId, int]] = []
 
+    async def changed(self, within_s: float) -> bool:
+        await asyncio.sleep(within_s)
+        return False
+
     def reachable(self, replica: ReplicaId) -> bool:
         return True
 
@@ -71,7 +75,8 @@ class Silent:
 
 async def finding(hosts: Calls, ear: Silent) -> ReaderRun:
     """A reader that has lost replica a during a move, and asks b."""
-    run = ReaderRun(plain_spec("r", (1, 2), 8), Reader(), ear, ReaderWorld(hosts, ear, now, patience_s=1.0))
+    world = ReaderWorld(hosts, ear, now, patience_s=1.0, max_engine_losses=2)
+    run = ReaderRun(plain_spec("r", (1, 2), 8), Reader(), ear, world)
     await run.start()
     run.take(Delta(R, 0, 0, (10,)), A)
     run.take(Moving(R, 0, 1, B), A)

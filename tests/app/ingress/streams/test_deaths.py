@@ -1,18 +1,26 @@
 """Replicas that die: a request goes on elsewhere, and gives the tokens of an undisturbed run."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from migration.protocol.messages import PathRequest
-from migration.protocol.ports import LossKind
+from deployments.engine.port import EngineDead, RequestFailed
+from migration.protocol.errors import PeerLost
+from migration.protocol.messages import PathRequest, Tail
+from migration.protocol.ports import LossKind, OutputSink
 from migration.protocol.record import Outcome
+from migration.protocol.request import RequestSpec
 from migration.protocol.tables.reader import ReaderState
 from migration.run.reader import NotServed
+from policies.causes import Cause
+from policies.model import ReplicaId
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, served, whole
+from tests.deployments.engine.fake_engine import FakeEngine
 from tests.migration.world import spec
+from tests.virtual_time import now
 
 pytestmark = pytest.mark.virtual_time
 
@@ -40,7 +48,7 @@ async def test_a_death_is_recorded_as_a_migration_by_tokens() -> None:
 
 
 async def test_a_request_survives_death_after_death() -> None:
-    service, request = make_service("abcde"), spec(tokens=LONG)
+    service, request = make_service("abcde", max_engine_losses=5), spec(tokens=LONG)
     async with service.open(request) as conversation:
         for turn, name in enumerate("abcd"):
             await service.reading(conversation, 30 * turn + 10)
@@ -201,14 +209,115 @@ async def test_an_answer_is_not_continued_by_another_version_of_the_model() -> N
     await service.idle()
 
 
-async def test_a_request_that_every_replica_loses_is_given_up() -> None:
-    service, request = make_service(), spec()
-    for replica in service.replicas.values():
-        replica.engine.dead = True
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+@pytest.mark.parametrize("all_of", ["engines", "replicas"])
+async def test_requests_go_on_after_the_death_of_all(names: str, all_of: str) -> None:
+    service = make_service(f"{names}z", no_replica_timeout_s=60)
+    service.members.become(*names)
+    requests = [spec(f"r{n}", tokens=LONG) for n in range(6)]
+    answers = [asyncio.create_task(served(service, request)) for request in requests]
+    await eventually(lambda: all(run.reader.cursor.next_index > 20 for run in service.streams._live.values()))
+    for name in names:
+        if all_of == "replicas":
+            service.kill(name, noticed=False)
+        service.replica(name).engine.dead = True
+    await asyncio.sleep(20)
+    asking = asyncio.create_task(served(service, spec("new")))
+    await asyncio.sleep(20)
+    assert not any(answer.done() for answer in (*answers, asking))
+    assert len(service.wires.calls) < 7 * 3 * 45, "each is asked every other second"
+    service.members.become("z")
+    assert await asyncio.gather(*answers, asking) == [*map(whole, requests), whole(spec("new"))]
+    await service.idle()
+
+
+@pytest.mark.parametrize("way", ["engine", "replica"])
+@pytest.mark.parametrize("most", [1, 2, 3])
+async def test_a_request_that_takes_engines_down_ends(way: str, most: int) -> None:
+    service, request = make_service("abcde", max_engine_losses=most), spec(tokens=LONG)
     lost: list[None] = []
     service.streams._world = replace(service.streams._world, on_lost=lambda: lost.append(None))
-    with pytest.raises(NotServed, match="too many replicas") as failed:
-        await served(service, request)
-    assert (failed.value.loss.kind, len(lost)) == (LossKind.UNAVAILABLE, 1)
-    assert [method for _, method in service.wires.calls].count("submit") == 9
+    async with service.open(request) as conversation:
+        for name in "abcde"[:most]:
+            await service.reading(conversation, conversation.reader.cursor.next_index + 10)
+            if way == "replica":
+                service.kill(name, noticed=False)
+            else:
+                service.replica(name).engine.dead = True
+        with pytest.raises(NotServed, match="not given to another engine") as failed:
+            await output(conversation)
+    assert (failed.value.loss.kind, len(lost)) == (LossKind.SUSPECT, 1)
+    assert {replica for replica, method in service.wires.calls if method == "submit"} == set("abcde"[:most])
     await service.idle()
+
+
+async def test_a_request_that_ends_its_engine_with_its_first_step_ends_after_two() -> None:
+    service, request = make_service("abcd"), spec()
+    for replica in service.replicas.values():
+        replica.engine.add = dying(replica.engine)  # type: ignore[method-assign]
+    await eventually(lambda: service.wires.streams == 4)
+    with pytest.raises(NotServed, match="2 engines have died"):
+        await served(service, request)
+    assert [r.id for r in service.replicas.values() if r.engine.dead] == ["a", "b"]
+
+
+def dying(engine: FakeEngine) -> Callable[..., None]:
+    """An engine's `add` that ends it."""
+
+    def add(key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None) -> None:
+        engine.dead = True
+        asyncio.get_running_loop().call_soon(sink.fail, EngineDead("a bad request"))
+
+    return add
+
+
+async def test_engines_that_were_dead_before_do_not_count() -> None:
+    service, request = make_service("abcd"), spec(tokens=LONG)
+    service.replica("b").engine.dead = True
+    service.kill("c", noticed=False)
+    async with service.open(request) as conversation:
+        await service.reading(conversation, 10)
+        service.replica("a").engine.dead = True
+        assert await output(conversation) == whole(request)
+    assert (conversation.reader.engine_losses, conversation.reader.host) == (1, "d")
+
+
+async def test_a_replica_that_serve_stops_does_not_count() -> None:
+    service, request = make_service("abc", max_engine_losses=1), spec(tokens=LONG)
+    async with service.open(request) as conversation:
+        for name, rest in (("a", "bc"), ("b", "c")):
+            await service.reading(conversation, conversation.reader.cursor.next_index + 10)
+            service.members.become(*rest)
+            await service.reading(conversation, conversation.reader.cursor.next_index + 10)
+            service.kill(name)  # The grace period is over.
+        assert await output(conversation) == whole(request)
+    assert (conversation.reader.engine_losses, conversation.reader.host) == (0, "c")
+
+
+async def test_moves_and_replicas_that_stand_still_do_not_count() -> None:
+    service, request = make_service("abc", max_engine_losses=1), spec(tokens=LONG)
+    async with service.open(request) as conversation:
+        await service.reading(conversation, 10)
+        service.move(request.id, "b")
+        await eventually(lambda: conversation.reader.host == "b")
+        service.wires.hushed.add(ReplicaId("b"))
+        service.wires.cut("b", PeerLost("replica b was silent", Cause.NO_ANSWER))
+        assert await output(conversation) == whole(request)
+    assert conversation.reader.engine_losses == 0
+
+
+async def test_a_request_that_engines_fail_and_survive_ends_with_its_time() -> None:
+    service, request = make_service(no_replica_timeout_s=60), spec()
+    for replica in service.replicas.values():
+        replica.engine.add = failing  # type: ignore[method-assign]
+    began = now()
+    with pytest.raises(NotServed, match="no replica is available") as failed:
+        async with service.open(request) as conversation:
+            await output(conversation, within_s=100)
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE and 60 <= now() - began < 65
+    assert len(service.wires.calls) < 100
+
+
+def failing(key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None) -> None:
+    """An engine's `add` that fails the request."""
+    asyncio.get_running_loop().call_soon(sink.fail, RequestFailed("no blocks"))

@@ -8,18 +8,22 @@ import pytest
 
 from app.ingress.streams.placing import PromptContent
 from deployments.api.calls import PlaceCall
+from deployments.serve.routing import Unrouted
 from migration.protocol.core_messages import Adapter
+from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping
 from migration.protocol.ports import LossKind
 from migration.protocol.record import Outcome
 from migration.run.reader import NotServed
+from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Move, Path, Reason
 from policies.prefix.copies import Fetch
-from tests.app.ingress.fakes import Conversation, make_service, output
+from tests.app.ingress.fakes import Conversation, Hook, Service, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
+from tests.virtual_time import now
 
 pytestmark = pytest.mark.virtual_time
 
@@ -124,12 +128,93 @@ async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping()
     assert failed.value.loss.kind is LossKind.UNAVAILABLE
 
 
-async def test_a_request_that_every_replica_refuses_is_refused_at_once() -> None:
+def refuse_all(service: Service, *errors: MigrationError) -> None:
+    """Have the replicas refuse every submission, each for a reason of its own."""
+
+    def refusing(error: MigrationError) -> Hook:
+        async def refuse() -> None:
+            raise error
+
+        return refuse
+
+    for replica, error in zip(service.replicas, errors, strict=True):
+        service.wires.before[replica, "submit"] = refusing(error)
+
+
+THE_REQUESTS = {
+    "too long": (Refused("too long", Cause.TOO_LONG), LossKind.INVALID),
+    "an adapter that cannot be loaded": (Refused("no such file", Cause.ADAPTER), LossKind.UNAVAILABLE),
+    "not to be continued": (Refused("tied", Cause.IMMOVABLE), LossKind.UNAVAILABLE),
+}
+THE_REPLICAS: dict[str, MigrationError] = {
+    "full": Refused("full", Cause.NO_ROOM),
+    "an adapter that is being loaded": Stopping("loading", Cause.ADAPTER),
+    "another version": Refused("another version", Cause.FINGERPRINT),
+    "it is there": Refused("it is there", Cause.ALREADY_THERE),
+    "superseded": Refused("superseded", Cause.SUPERSEDED),
+    "an exception": Refused("internal error", Cause.UNEXPECTED),
+    "an exception of the call": MigrationError("internal error"),
+    "stopping or dead": Stopping("stopping"),
+    "no answer": PeerLost("no answer", Cause.NO_ANSWER),
+    "unknown to the router": Unrouted("not routable"),
+}
+
+
+@pytest.mark.parametrize(("error", "kind"), THE_REQUESTS.values(), ids=THE_REQUESTS)
+async def test_a_refusal_by_all_for_a_reason_of_the_request_ends_it_at_once(error: Refused, kind: LossKind) -> None:
     service = make_service(no_replica_timeout_s=60)
-    async with asyncio.timeout(2):
-        with pytest.raises(NotServed, match="exceed the model's context") as failed:
-            await served(service, spec(tokens=10**9))
-    assert failed.value.loss.kind is LossKind.UNAVAILABLE
+    refuse_all(service, error, error)
+    async with asyncio.timeout(1):
+        with pytest.raises(NotServed, match=str(error)) as failed:
+            await served(service, spec())
+    assert failed.value.loss.kind is kind
+    assert [call[1] for call in service.wires.calls].count("submit") == 2
+
+
+@pytest.mark.parametrize("error", THE_REPLICAS.values(), ids=THE_REPLICAS)
+async def test_after_a_refusal_for_a_reason_of_the_replica_it_is_asked_again(error: MigrationError) -> None:
+    service, request = make_service(no_replica_timeout_s=60), spec()
+    refuse_all(service, error, error)
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(50)
+    submitted = [call for call in service.wires.calls if call[1] == "submit"]
+    most = 1000 if isinstance(error, Unrouted) else 80  # What is not routable costs no message.
+    assert not asking.done() and 20 < len(submitted) < most, "two replicas, every other second"
+    service.wires.before.clear()
+    assert await asking == whole(request)
+    await service.idle()
+
+
+@pytest.mark.parametrize("error", THE_REPLICAS.values(), ids=THE_REPLICAS)
+async def test_refusals_for_reasons_of_the_replica_end_a_request_with_its_time(error: MigrationError) -> None:
+    service = make_service(no_replica_timeout_s=60)
+    refuse_all(service, error, error)
+    began = now()
+    with pytest.raises(NotServed, match=f"no replica is available: {error}") as failed:
+        await served(service, spec())
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE and 60 <= now() - began < 65
+
+
+async def test_one_replica_that_may_take_a_request_later_is_waited_for() -> None:
+    service, request = make_service(no_replica_timeout_s=60), spec()
+    refuse_all(service, Refused("too long", Cause.TOO_LONG), Refused("full", Cause.NO_ROOM))
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(30)
+    assert not asking.done() and service.wires.calls.count((ReplicaId("a"), "submit")) == 1
+    del service.wires.before["b", "submit"]
+    assert await asking == whole(request)
+
+
+async def test_a_request_goes_to_a_new_replica_as_soon_as_that_is_listed() -> None:
+    service, request = make_service("abc", no_replica_timeout_s=60), spec()
+    service.members.become("a", "b")
+    refuse_all(service, *[Refused("full", Cause.NO_ROOM)] * 2, Stopping("starting"))
+    del service.wires.before["c", "submit"]
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(30.3)
+    service.members.become("a", "b", "c")
+    async with asyncio.timeout(0.2):
+        assert await asking == whole(request)
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("dead"), "silent"], ids=["dead", "silent"])

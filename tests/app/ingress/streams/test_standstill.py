@@ -67,7 +67,7 @@ async def test_source_out_of_reach_in_the_hand_over_lets_go_when_it_hears_of_its
         service.move(request.id, "b", path)
         await eventually(lambda: "b" in service.hosts(request.id))
         service.wires.hushed.add(A)
-        service.wires.cut("a", PeerLost("replica a said nothing"))
+        service.wires.cut("a", PeerLost("replica a said nothing", Cause.NO_ANSWER))
         await service.reading(conversation, 500)
         assert service.hosts(request.id) == "ab" and claims(service, request.id) == [("b", 1)]
         service.wires.hushed.clear()
@@ -88,7 +88,7 @@ async def test_late_source_lets_go_of_a_request_submitted_elsewhere() -> None:
         await eventually(lambda: "b" in service.hosts(request.id))
         service.wires.hushed.add(A)
         await eventually(lambda: "b" not in service.hosts(request.id))
-        service.wires.cut("a", PeerLost("replica a said nothing"))
+        service.wires.cut("a", PeerLost("replica a said nothing", Cause.NO_ANSWER))
         await eventually(lambda: "c" in service.hosts(request.id))
         assert claims(service, request.id) == [("c", TERM)], "the source goes on by itself"
         service.wires.hushed.clear()
@@ -128,7 +128,7 @@ async def test_replica_that_returns_gets_the_order_to_end_outdated_runs() -> Non
     async with service.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)
         service.wires.hushed.add(A)
-        service.wires.cut("a", PeerLost("replica a said nothing"))
+        service.wires.cut("a", PeerLost("replica a said nothing", Cause.NO_ANSWER))
         await service.reading(conversation, 50)
         assert claims(service, request.id) == [("a", 0), ("b", TERM)]
         service.wires.hushed.clear()
@@ -158,7 +158,7 @@ async def test_at_any_moment_and_for_any_time(seed: int) -> None:
             if draw.random() < 0.4 and not service.wires.hushed:
                 service.wires.hushed.add(replica.id)
                 await asyncio.sleep(draw.choice([0.001, 0.05, 0.4]))
-                service.wires.cut(name, PeerLost(f"replica {name} said nothing"))
+                service.wires.cut(name, PeerLost(f"replica {name} said nothing", Cause.NO_ANSWER))
                 await asyncio.sleep(draw.choice([0.001, 0.05, 0.4, 1.5]))
                 service.wires.hushed.clear()
 
