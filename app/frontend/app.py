@@ -63,6 +63,7 @@ class VllmFrontend:
         core = ClusterCore(streams, ingress, ready, config.max_media_bytes, tasks=tasks, classes=classes, namer=namer)
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
+        core.on_loss = client.lose
         client.max_prompt_tokens = config.max_prompt_tokens
         core.serve(client.engine_core.outputs_queue.put_nowait)
         client.engine_core._send_input_message = core.take

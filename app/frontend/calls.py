@@ -12,7 +12,6 @@ from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.reading import Reader
 from migration.protocol.request import RequestSpec
-from migration.protocol.tables.reader import ReaderState
 from policies.precedence import DEFAULT_CLASS
 
 
@@ -31,8 +30,8 @@ class EngineRequest:
 
     @property
     def finish(self) -> str | None:
-        """vLLM's finish reason, `error` for a request that could not be continued; None until one of both is known."""
-        return "error" if self.reader.state is ReaderState.FAILED else self.reader.cursor.finish
+        """vLLM's finish reason; None before the end."""
+        return self.reader.cursor.finish
 
     @property
     def moves(self) -> int:
@@ -54,13 +53,15 @@ class ApiCall:
     """One HTTP call. `label` is the client's name for it; empty: vLLM's name for the request.
 
     `timer` begins to time the outputs of one request. `prepared` is called once vLLM's application has made a request
-    of the call's media. `context` is that of the call, for tasks that work for it. `service_class` is that of its
-    requests. Calls of one `session` have prompts in common; empty: no session.
+    of the call's media, `taken` whenever a replica has taken a request. `context` is that of the call, for tasks that
+    work for it. `service_class` is that of its requests. Calls of one `session` have prompts in common; empty: no
+    session.
     """
 
     label: str = ""
     timer: Callable[[], StepTimer] | None = None
     prepared: Callable[[], None] = lambda: None
+    taken: Callable[[], None] = lambda: None
     context: Context = field(default_factory=copy_context)
     requests: list[EngineRequest] = field(default_factory=list)
     """Its requests; of a beam search, which makes one for every token of every beam, the first for each prompt."""
@@ -82,6 +83,7 @@ class ApiCall:
         else:
             self.prompts.setdefault(prompt, request.spec)
             self.requests.append(request)
+        self.taken()
 
     @property
     def prompt_tokens(self) -> int:

@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 from app.frontend.calls import ApiCall, EngineRequest
 from app.frontend.names import PromptNamer
 from app.ingress.asgi import read_label
+from app.ingress.errors import ApiError
 from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import StepTimer
@@ -163,6 +165,8 @@ class ClusterCore:
         self._wire.socket.connect(self.addresses["output_address"])
         zmq.Socket.shadow(self._input).send(msgspec.msgpack.encode(ready))
         self._reading: asyncio.Task[None] | None = None
+        self.on_loss: Callable[[str, Loss], None] = lambda name, loss: None
+        """Called with vLLM's name of each request that replicas have taken and cannot continue."""
 
     def serve(self, deliver: Callable[[EngineCoreOutputs], None] | None = None) -> None:
         """Take requests from now on. A frontend in this process gets outputs by `deliver`, and not on the socket."""
@@ -298,12 +302,20 @@ class ClusterCore:
         except ValueError as error:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None
-        reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer)
+        lost = partial(self._lose, request.request_id, api_call)
+        reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer, lost)
         content = PromptContent(self.names(edited, frames), api_call.session if api_call is not None else "")
         async with self._streams.run(spec, reader, outlet, content):
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))
             await outlet.ended.wait()
+
+    def _lose(self, name: str, api_call: ApiCall | None, loss: Loss) -> None:
+        """End a request that cannot be continued."""
+        if api_call is not None:
+            api_call.failure = ApiError.of(loss)
+        self.on_loss(name, loss)
+        self._wire.fail(name)
 
 
 class TensorRoom:
@@ -335,14 +347,20 @@ class TensorRoom:
 
 
 class Outlet:
-    """Implements `Listener`: the output of request `id` goes to vLLM's frontend, which calls it `name`."""
+    """Implements `Listener`: the output of request `id` goes to vLLM's frontend, which calls it `name`.
 
-    def __init__(self, id: RequestId, name: str, wire: "OutputWire", timer: StepTimer | None = None) -> None:
+    `lose` is called if it cannot be completed.
+    """
+
+    def __init__(
+        self, id: RequestId, name: str, wire: "OutputWire", timer: StepTimer | None, lose: Callable[[Loss], None]
+    ) -> None:
         self.ended = asyncio.Event()
         self._id = id
         self._name = name
         self._wire = wire
         self._timer = timer
+        self._lose = lose
 
     def deliver(self, output: Output) -> None:
         """See `Listener.deliver`."""
@@ -355,7 +373,7 @@ class Outlet:
     def lost(self, loss: Loss) -> None:
         """See `Listener.lost`."""
         log.error("request %s cannot be completed: %s", self._id, loss.text)
-        self._wire.fail(self._name)
+        self._lose(loss)
         self.ended.set()
 
 

@@ -1,12 +1,14 @@
 """vLLM's own client of engines, connected to Mell's core; refusals become HTTP statuses, and private members go."""
 
+import asyncio
 from collections.abc import AsyncGenerator
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
 from vllm import envs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -17,6 +19,19 @@ from app.frontend.core import ClusterCore
 from app.ingress.errors import ApiError
 from migration.protocol.ports import Loss, LossKind
 from migration.run.reader import NotServed
+
+
+class RequestLost(GracefulHTTPError, GenerationError):
+    """No replica takes a request, or continues it.
+
+    vLLM's application passes the first class on from an engine client as it is, and ends a stream by the second one
+    without a traceback.
+    """
+
+    def __init__(self, error: ApiError) -> None:
+        status = HTTPStatus(error.status)
+        super().__init__(error.message, status)
+        self.status_code = status
 
 
 class ClusterLLM(AsyncLLM):
@@ -31,11 +46,17 @@ class ClusterLLM(AsyncLLM):
         vLLM calls it again with a `request_id` when the request is added; its placement then decides.
 
         Raises:
-            GracefulHTTPError: 503.
+            RequestLost: 503.
         """
         if request_id is None and not self.core.serving:
-            raise GracefulHTTPError("no replica accepts requests", HTTPStatus.SERVICE_UNAVAILABLE)
-        super().check_admission(n, request_id)
+            loss = Loss(LossKind.UNAVAILABLE, "no replica accepts requests")
+            _note(ApiError.of(loss))
+            raise to_vllm_error(loss)
+        try:
+            super().check_admission(n, request_id)
+        except GracefulHTTPError as error:
+            _note(_shown(error))
+            raise
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, **others: Any) -> RequestOutputCollector:
         """Add a request, and wait until replicas have taken it.
@@ -60,11 +81,10 @@ class ClusterLLM(AsyncLLM):
                 await self.abort(queue.request_id, internal=True)
                 raise
         except NotServed as error:
-            refusal = to_vllm_error(error.loss)
-            _note(refusal)
-            raise refusal from error
+            _note(ApiError.of(error.loss))
+            raise to_vllm_error(error.loss) from error
         except Exception as error:
-            _note(error)
+            _note(_shown(error))
             raise
         finally:
             self.core.forget(call)
@@ -77,6 +97,25 @@ class ClusterLLM(AsyncLLM):
             raise VLLMValidationError(f"bad_words have {tokens} tokens, and the limit is {most}", parameter="bad_words")
         await super()._add_request(request, *others)
 
+    def lose(self, name: str, loss: Loss) -> None:
+        """End a request, which replicas have taken and cannot continue, by an error of that text and status.
+
+        vLLM's own end of a request that its engine fails is a 500 without a reason.
+        """
+        state = self.output_processor.request_states.get(name)
+        if state is None or state.queue is None:
+            return
+        state.queue.put(to_vllm_error(loss))
+        if state.parent_req is not None:  # vLLM ends the other choices of an answer only if its client has left.
+            others = state.parent_req.child_requests - {name}
+            ending = asyncio.create_task(self.abort(others, internal=True))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    @cached_property
+    def _ending(self) -> "set[asyncio.Task[None]]":
+        return set()
+
     def _check_prompt(self, prompt: Any) -> None:
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
         limit = self.max_prompt_tokens
@@ -85,20 +124,20 @@ class ClusterLLM(AsyncLLM):
             raise VLLMValidationError(reason, parameter="prompt")
 
 
-def _note(error: Exception) -> None:
+def _note(error: ApiError) -> None:
     """Note the error of a request in its call: not every stream of vLLM's application shows it."""
     if (api_call := CURRENT.get()) is not None:
-        shown = create_error_response(error).error
-        code = "unavailable" if shown.code == HTTPStatus.SERVICE_UNAVAILABLE else None
-        api_call.failure = ApiError(shown.code, shown.message, shown.param, code)
+        api_call.failure = error
+
+
+def _shown(error: Exception) -> ApiError:
+    """An error of vLLM's application, as its clients see it."""
+    shown = create_error_response(error).error
+    if shown.code == HTTPStatus.SERVICE_UNAVAILABLE:
+        return ApiError.of(Loss(LossKind.UNAVAILABLE, shown.message))
+    return ApiError(shown.code, shown.message, shown.param)
 
 
 def to_vllm_error(loss: Loss) -> VLLMError:
     """The error that vLLM's application answers with a status of its own: 400, 503 or 500."""
-    match loss.kind:
-        case LossKind.INVALID:
-            return VLLMClientError(loss.text)
-        case LossKind.UNAVAILABLE:
-            return GracefulHTTPError(loss.text, HTTPStatus.SERVICE_UNAVAILABLE)
-        case LossKind.INTERNAL:
-            return GracefulHTTPError(loss.text, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return VLLMClientError(loss.text) if loss.kind is LossKind.INVALID else RequestLost(ApiError.of(loss))

@@ -141,24 +141,35 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+def is_event_stream(start: Message) -> bool:
+    """True if a message begins an event stream."""
+    content_type = Headers(raw=list(start.get("headers", ()))).get("content-type", "")
+    return content_type.startswith(EventStream.media_type)
+
+
 class TrackedSend:
     """Passes messages on and tracks the progress of the answer. `status` is None until the answer has started.
 
-    `chunks` is the number of messages of its body, each of which is one event of a stream.
+    `chunks` is the number of messages of its body, each of which is one event of a stream, and `first` is the first.
+    `usage` gives the number of tokens of the prompts and of the answer so far.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status: int | None = None
         self.chunks = 0
+        self.first = b""
+        self.usage: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.complete = self.is_event_stream = False
 
     def __call__(self, message: Message) -> Awaitable[None]:
         """Send a message, which counts from the call on. No coroutine: each chunk of an answer passes here."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.is_event_stream = Headers(scope=message).get("content-type", "").startswith(EventStream.media_type)
+            self.is_event_stream = is_event_stream(message)
         else:
+            if not self.chunks:
+                self.first = message.get("body", b"")
             self.chunks += 1
             self.complete = not message.get("more_body", False)
         return self._send(message)
@@ -170,11 +181,11 @@ async def within(
     scope: Scope,
     receive: Receive,
     send: TrackedSend,
-    ending: Callable[[ApiError, int], bytes],
+    ending: Callable[[ApiError, TrackedSend], bytes],
 ) -> ApiError | None:
     """Run `app`, cancel it after `timeout_s`, and then send the client an error. Returns the error, None without one.
 
-    An event stream ends with `ending` of the error and the number of its chunks; any other answer is cut off.
+    An event stream ends with `ending` of the error and the answer so far; any other answer is cut off.
 
     Raises:
         ApiError: 504 if nothing had been sent yet.
@@ -191,6 +202,6 @@ async def within(
         if send.is_event_stream and not send.complete:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_S):
-                    await send({"type": "http.response.body", "body": ending(error, send.chunks), "more_body": False})
+                    await send({"type": "http.response.body", "body": ending(error, send), "more_body": False})
         return error
     return None

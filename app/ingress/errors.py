@@ -3,7 +3,12 @@
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+
+from migration.protocol.ports import Loss, LossKind
+
+RETRY_S = 1.0
+"""Retry-After where the time is not known after which a call could succeed."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -24,7 +29,10 @@ _TYPES = {
 
 @dataclass
 class ApiError(Exception):
-    """An error response; `details` are members beside OpenAI's four, `retry_after_s` becomes a header."""
+    """An error response; `details` are members beside OpenAI's four, `retry_after_s` becomes a header.
+
+    An error that is `final` asks clients not to repeat the call by themselves, as theirs do after a 503.
+    """
 
     status: int
     message: str
@@ -32,12 +40,33 @@ class ApiError(Exception):
     code: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
     retry_after_s: float | None = None
+    final: bool = False
+
+    @classmethod
+    def of(cls, loss: Loss) -> Self:
+        """The error of a request that replicas do not serve."""
+        match loss.kind:
+            case LossKind.INVALID:
+                return cls(400, loss.text)
+            case LossKind.UNAVAILABLE:
+                return cls(503, loss.text, code="unavailable", retry_after_s=RETRY_S)
+            case LossKind.SUSPECT:
+                return cls(503, loss.text, code="engines_lost", final=True)
+            case LossKind.INTERNAL:
+                return cls(500, loss.text)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers: Retry-After in whole seconds, rounded up, and WWW-Authenticate with a 401."""
-        retry = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
-        return {**retry, **({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})}
+        """Its headers: Retry-After in whole seconds, rounded up, and WWW-Authenticate with a 401.
+
+        A final error has the header by which OpenAI's and Anthropic's clients do not repeat the call.
+        """
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.final:
+            headers["X-Should-Retry"] = "false"
+        return headers
 
     def event(self) -> bytes:
         """The error as a server-sent event."""

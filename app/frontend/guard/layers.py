@@ -5,7 +5,8 @@
     AdmissionLayer    log line and metrics, API key and its limits, time limit (`app.ingress.access.admission`)
     BodyGuard         the body is read within its limits, checked, and charged to the key; the call gets its class
     CallLayer         the call is known to the core below vLLM's application; at its end, its use of tokens is settled
-    ApplicationErrors errors of vLLM's application are answered as the route's clients expect
+    ApplicationErrors errors of vLLM's application are answered as the route's clients expect; a stream has no head
+                      before a replica has taken its request
 
 Chunks of answers pass through unread, but for the first bytes of those of `/v1/messages`.
 """
@@ -15,7 +16,6 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -187,6 +187,7 @@ class CallLayer:
             tenant=self._tenant(admission.key),
             session=session,
         )
+        through.sent.usage = lambda: (call.prompt_tokens, call.completion_tokens)
         client = _WatchedClient(receive, send, through.sent)
         token = CURRENT.set(call)
         answering = asyncio.ensure_future(self._app(_to_vllm(scope, call.label), client.receive, client.send))
@@ -287,10 +288,6 @@ async def _unsent() -> None:
     pass
 
 
-_CODES: Mapping[int, str] = {HTTPStatus.SERVICE_UNAVAILABLE: "unavailable"}
-"""Codes of Mell for statuses of vLLM's application."""
-
-
 def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
     """Settle the charge and report the outcome of a call. A later exception or time-out replaces the outcome."""
     requests, observer, status = call.requests, through.observer, through.sent.status
@@ -306,10 +303,10 @@ def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
     finishes = [request.finish or "stop" for request in requests] if answered else [None]
     observer.answered(tokens, finishes)
     if status is not None and answered:
-        if status < 400 and call.failure is not None:
+        if call.failure is not None:
             observer.failed(call.failure)
-        elif status >= 400 or "error" in finishes:
-            observer.failed(ApiError(status if status >= 400 else 500, "", code=_CODES.get(status)))
+        elif status >= 400:
+            observer.failed(ApiError(status, ""))
         elif all(Trait.POOLED in request.spec.traits for request in requests):
             observer.served()
 

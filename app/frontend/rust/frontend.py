@@ -17,7 +17,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from app.frontend.app import frontend_kwargs, serve_args
 from app.frontend.calls import CURRENT
 from app.frontend.core import AddCall
-from app.frontend.guard.dialects import OPENAI
+from app.frontend.guard.dialects import openai_ending
 from app.frontend.guard.routes import OPEN_ROUTES, RouteTask, described
 from app.frontend.rust.core import RustCore
 from app.frontend.rust.exchange import AnswerHead, ExchangeBroken, HttpExchange
@@ -57,15 +57,12 @@ _OF_MELL = frozenset(
 _PASSED_ON = (b"content-type", b"content-length", b"cache-control")
 """Headers of answers for clients."""
 
+_ERROR = b'data: {"error"'
+"""The beginning of the event by which the process ends a stream whose request is lost, without the reason."""
+
 _RESTART_S = 1.0
 _DOWN_S = 8.0
 """Time without a process after which the ingress is unhealthy."""
-
-_STATUSES = {
-    LossKind.INVALID: HTTPStatus.BAD_REQUEST,
-    LossKind.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
-    LossKind.INTERNAL: HTTPStatus.INTERNAL_SERVER_ERROR,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +153,7 @@ class RustFrontend:
         if route.task is RouteTask.GENERATE and not self._streams.serving:
             await self._streams.wait_until_serving(self._config.no_replica_timeout_s)
             if not self._streams.serving:
-                raise _refusal(Loss(LossKind.UNAVAILABLE, "no replica accepts requests"))
+                raise ApiError.of(Loss(LossKind.UNAVAILABLE, "no replica accepts requests"))
         life = self._serving()
         await unless_disconnected(receive, self._answer(life, scope, route.task is RouteTask.GENERATE, body, send))
 
@@ -178,9 +175,9 @@ class RustFrontend:
             exchange = await HttpExchange.begin(life.listeners.address, scope["method"], scope["path"], headers, body)
             await _relay(exchange, await _head(exchange, call), send)
         except NotServed as error:
-            raise _refusal(error.loss) from error
+            raise ApiError.of(error.loss) from error
         except ExchangeBroken as error:
-            raise ApiError(503, "the frontend has ended; try again", code="unavailable") from error
+            raise ApiError.of(Loss(LossKind.UNAVAILABLE, "the frontend has ended; try again")) from error
         finally:
             if exchange is not None:
                 exchange.close()
@@ -284,8 +281,10 @@ async def _head(exchange: HttpExchange, call: AddCall | None) -> AnswerHead:
 
 
 async def _relay(exchange: HttpExchange, head: AnswerHead, send: Send) -> None:
-    """Pass an answer on. Raises ApiError for an error that has no JSON body, or a process that ended before it."""
-    kind = head.header(b"content-type")
+    """Pass an answer on. Raises ApiError for an error that has no JSON body, or that comes from replicas."""
+    kind, call = head.header(b"content-type"), CURRENT.get()
+    if head.status == HTTPStatus.INTERNAL_SERVER_ERROR and call is not None and call.failure is not None:
+        raise call.failure
     if head.status >= HTTPStatus.BAD_REQUEST and kind != b"application/json":
         text = (await exchange.content()).decode(errors="replace")
         raise ApiError(head.status, text or HTTPStatus(head.status).phrase)
@@ -299,16 +298,15 @@ async def _relay(exchange: HttpExchange, head: AnswerHead, send: Send) -> None:
     await send(start)
     try:
         async for chunk in exchange.chunks():
+            if call is not None and call.failure is not None and _ERROR in chunk:
+                end = chunk.partition(_ERROR)[0] + openai_ending(call.failure)
+                break
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        end = b""
+        else:
+            end = b""
     except ExchangeBroken:
         error = ApiError(500, "the frontend has ended")
-        if (api_call := CURRENT.get()) is not None:
-            api_call.failure = error
-        end = OPENAI.ending(error, 0)
+        if call is not None:
+            call.failure = error
+        end = openai_ending(error)
     await send({"type": "http.response.body", "body": end, "more_body": False})
-
-
-def _refusal(loss: Loss) -> ApiError:
-    code = "unavailable" if loss.kind is LossKind.UNAVAILABLE else None
-    return ApiError(_STATUSES[loss.kind], loss.text, code=code)

@@ -15,14 +15,11 @@ from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, check_classes
 from app.ingress.access.limits import Exceeded, Meter
 from app.ingress.access.seats import Seats
 from app.ingress.asgi import TrackedSend, within
-from app.ingress.errors import ApiError
+from app.ingress.errors import RETRY_S, ApiError
 from app.ingress.telemetry.requests import RequestObserver
 from policies.precedence import DEFAULT_CLASS
 
 log = logging.getLogger("ray.serve")
-
-_RETRY_S = 1.0
-"""Retry-After when the end of a running request, whose time is unknown, has to come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class FirstTokenDeadlines:
         deadline_s = self.by_class.get(service_class)
         if deadline_s is not None and (late_s := self.soonest_s() - deadline_s) > 0:
             message = f"the first token would come later than {deadline_s:g} s; try again"
-            raise _saturated(message, max(_RETRY_S, late_s))
+            raise _saturated(message, max(RETRY_S, late_s))
 
 
 NO_DEADLINES = FirstTokenDeadlines()
@@ -202,7 +199,7 @@ class AdmissionLayer:
         timeout_s: float | None,
         begin: Callable[[], RequestObserver],
         key: Callable[[Headers], str | None],
-        ending: Callable[[ApiError, int], bytes],
+        ending: Callable[[ApiError, TrackedSend], bytes],
     ) -> None:
         self._app = app
         self._gate = gate
@@ -234,11 +231,11 @@ def admitted(scope: Scope) -> AdmittedCall:
     return call
 
 
-def _saturated(message: str, retry_after_s: float = _RETRY_S) -> ApiError:
+def _saturated(message: str, retry_after_s: float = RETRY_S) -> ApiError:
     return ApiError(503, message, code="saturated", retry_after_s=retry_after_s)
 
 
 def _too_many(exceeded: Exceeded) -> ApiError:
-    wait_s = _RETRY_S if exceeded.wait_s is None else exceeded.wait_s
+    wait_s = RETRY_S if exceeded.wait_s is None else exceeded.wait_s
     message = f"this API key is limited to {exceeded.limit}"
     return ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)

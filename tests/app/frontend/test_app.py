@@ -15,6 +15,7 @@ from deployments.engine.tokens import expected
 from deployments.metrics.vllm import expose_requests
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import Refused
+from migration.protocol.ports import Loss, LossKind
 from policies.causes import Cause
 from policies.model import RequestId
 from tests.app.frontend.conftest import CONTEXT, FrontendApi, config, serving
@@ -280,8 +281,20 @@ async def test_an_answer_that_cannot_be_completed_ends_with_an_error(own: Fronte
     own.service.kill("b")
     own.service.members.become()
     answer = await asking
-    error = events(answer.text)[-1] if stream else answer.json()
-    assert error["error"]["code"] == 500
+    error = (events(answer.text)[-1] if stream else answer.json())["error"]
+    assert (error["code"], error["message"]) == (503, "no replica is available")
+
+
+async def test_a_choice_that_cannot_be_completed_ends_the_others(own: FrontendApi) -> None:
+    asking = asyncio.create_task(own.post("/v1/completions", prompt=PROMPT, max_tokens=LONG, n=3))
+    first, *_ = await running(own.service, 3)
+    run = own.service.streams._live[first]
+    run._listener.lost(Loss(LossKind.UNAVAILABLE, "one of them is lost"))
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, "one of them is lost")
+    await own.service.idle()
+    assert not own.frontend._client.core._requests
+    assert not own.frontend._client.output_processor.has_unfinished_requests()
 
 
 async def test_a_tool_call_moves_in_its_middle() -> None:

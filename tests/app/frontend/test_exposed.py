@@ -405,9 +405,10 @@ async def test_an_answer_that_cannot_be_completed_is_logged_so(
         await eventually(lambda: any(run.reader.cursor.next_index > 20 for run in api.service.streams._live.values()))
         api.service.kill("a")
         api.service.kill("b")
-        assert (await asking).status_code == (200 if stream else 500)
+        answer = await asking
+        assert answer.status_code == (200 if stream else 503) and ("retry-after" in answer.headers) != stream
         (line,) = lines()
-    assert (line["outcome"], line["status"]) == ("server_error", 500) and line["completion_tokens"] > 20
+    assert (line["outcome"], line["status"]) == ("unavailable", 503) and line["completion_tokens"] > 20
 
 
 # --- errors -----------------------------------------------------------------------------------------------
@@ -442,25 +443,24 @@ def ending(response: httpx.Response) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
-async def test_a_stream_that_no_replica_takes_ends_with_503(
+async def test_a_stream_that_no_replica_takes_does_not_begin(
     path: str, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     async with serving(config()) as api:
         exposed = Exposed(api)
         for replica in api.service.replicas.values():
             replica.host.stopping = True
-        _, event = ending(await exposed.post(path, stream=True, max_tokens=4))
+        answer = await exposed.post(path, stream=True, max_tokens=4)
         (line,) = lines()
-    error = event["error"]
-    if path == MESSAGES:
-        assert error["type"] == "overloaded_error"
-    else:
-        assert error["code"] in (503, "unavailable")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    error = answer.json()["error"]
+    assert "the replica is stopping" in error["message"]
+    assert error["type" if path == MESSAGES else "code"] == ("overloaded_error" if path == MESSAGES else 503)
     assert (line["outcome"], line["status"]) == ("unavailable", 503)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
-async def test_a_stream_that_cannot_be_completed_ends_with_500(
+async def test_a_stream_that_cannot_be_completed_ends_with_the_reason(
     path: str, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     async with serving(config()) as api:
@@ -470,12 +470,18 @@ async def test_a_stream_that_cannot_be_completed_ends_with_500(
         api.service.kill("b")
         before, event = ending(await asking)
         (line,) = lines()
-    assert event["error"]["message"] in ("Internal server error", "the answer cannot be completed")
+    error = event["response"]["error"] if path == RESPONSES else event["error"]
+    assert error["message"] == "no replica is available"
     if path == MESSAGES:
-        assert event["error"]["type"] == "api_error"
+        assert error["type"] == "overloaded_error"
     elif path == RESPONSES:
-        assert (event["type"], event["sequence_number"]) == ("error", before)
-    assert (line["outcome"], line["status"]) == ("server_error", 500) and line["completion_tokens"] > 20
+        assert (event["type"], event["sequence_number"], error["code"]) == ("response.failed", before, "server_error")
+        response, usage = event["response"], event["response"]["usage"]
+        assert (response["object"], response["status"]) == ("response", "failed") and response["id"]
+        assert (usage["input_tokens"], usage["output_tokens"]) == (line["prompt_tokens"], line["completion_tokens"])
+    else:
+        assert error["code"] == 503
+    assert (line["outcome"], line["status"]) == ("unavailable", 503) and line["completion_tokens"] > 20
 
 
 # --- hostile input ----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
+from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Reader
 from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.ingress.fakes import Exchange
@@ -377,6 +378,7 @@ async def never(http: Request) -> ASGIApp:
 
 async def stalled(http: Request) -> ASGIApp:
     await http.body()
+    used(tokens=3, finish=None)
 
     async def chunks() -> Any:
         yield b"data: {}\n\n"
@@ -407,10 +409,12 @@ async def test_a_late_stream_ends_with_an_error_in_its_dialect() -> None:
     assert (
         json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout" and done == "data: [DONE]" and not rest
     )
-    for path in (RESPONSES, MESSAGES):
-        body = json.loads(ends[path].removeprefix("event: error\ndata: "))
-        assert (body["type"], body["error"]["type"]) == ("error", "timeout_error")
-        assert body.get("sequence_number") == (1 if path == RESPONSES else None)
+    body = json.loads(ends[MESSAGES].removeprefix("event: error\ndata: "))
+    assert (body["type"], body["error"]["type"]) == ("error", "timeout_error")
+    body = json.loads(ends[RESPONSES].removeprefix("event: response.failed\ndata: "))
+    assert (body["type"], body["sequence_number"]) == ("response.failed", 1)
+    assert body["response"]["error"]["message"] == "the request took longer than 5 s"
+    assert body["response"]["usage"]["total_tokens"] == 43
 
 
 # --- what a call leaves behind ------------------------------------------------------------------------------
@@ -474,7 +478,6 @@ OUTCOMES: dict[str, tuple[int, str | None, str, int]] = {
     "an answer": (200, "stop", "stop", 200),
     "a refusal": (404, None, "not_found_error", 404),
     "a failure": (500, None, "server_error", 500),
-    "a failure within an answer": (200, "error", "server_error", 500),
 }
 
 
@@ -597,18 +600,18 @@ async def test_an_exception_is_an_internal_error(
     assert [line["outcome"] for line in lines()] == ["internal_error"] and "a secret" in caplog.text
 
 
-def breaking(failure: ApiError | None, finish: str | None, event: bytes | None = None) -> Handler:
+def breaking(failure: ApiError | None, event: bytes | None = None) -> Handler:
     """Streams two events and then `event`, or breaks off."""
 
     async def stream(http: Request) -> ASGIApp:
         await http.body()
-        used(tokens=3, finish=finish)
+        used(tokens=3, finish=None)
         call = CURRENT.get()
         assert call is not None
         call.failure = failure
 
         async def chunks() -> Any:
-            yield b"event: a\ndata: {}\n\n"
+            yield b'event: response.created\ndata: {"response": {"id": "resp_1", "status": "in_progress"}}\n\n'
             yield b"event: b\ndata: {}\n\n"
             if event is None:
                 raise RuntimeError("a secret")
@@ -619,32 +622,39 @@ def breaking(failure: ApiError | None, finish: str | None, event: bytes | None =
     return stream
 
 
-UNTAKEN = ApiError(503, "no replica accepts requests", code="unavailable")
-BREAKS: dict[str, tuple[ApiError | None, str | None, int, str, str]] = {
-    "no engine took it": (UNTAKEN, None, 503, "no replica accepts requests", "unavailable"),
-    "a lost replica": (None, "error", 500, "the answer cannot be completed", "server_error"),
-    "a mistake": (None, None, 500, "internal error", "internal_error"),
+UNTAKEN = ApiError.of(Loss(LossKind.UNAVAILABLE, "no replica is available"))
+SUSPECT = ApiError.of(Loss(LossKind.SUSPECT, "two engines have died"))
+BREAKS: dict[str, tuple[ApiError | None, int, str, str]] = {
+    "no replica continues it": (UNTAKEN, 503, "no replica is available", "unavailable"),
+    "engines have died": (SUSPECT, 503, "two engines have died", "engines_lost"),
+    "a mistake": (None, 500, "internal error", "internal_error"),
 }
 
 
-@pytest.mark.parametrize(("failure", "finish", "status", "message", "outcome"), BREAKS.values(), ids=BREAKS)
+@pytest.mark.parametrize(("failure", "status", "message", "outcome"), BREAKS.values(), ids=BREAKS)
 async def test_a_stream_that_breaks_off_ends_with_an_error(
-    lines: Callable[[], list[dict[str, Any]]],
-    failure: ApiError | None,
-    finish: str | None,
-    status: int,
-    message: str,
-    outcome: str,
+    lines: Callable[[], list[dict[str, Any]]], failure: ApiError | None, status: int, message: str, outcome: str
 ) -> None:
     ends = {}
     for path in (COMPLETIONS, RESPONSES, MESSAGES):
-        response = await Guarded(breaking(failure, finish)).post(path)
+        response = await Guarded(breaking(failure)).post(path)
         assert response.status_code == 200
         ends[path] = response.text.split("\n\n", 2)[2]
     assert ends[COMPLETIONS].endswith("data: [DONE]\n\n") and message in ends[COMPLETIONS]
-    event = json.loads(ends[RESPONSES].removeprefix("event: error\ndata: "))
-    assert (event["type"], event["message"], event["sequence_number"]) == ("error", message, 2)
-    assert event["error"]["message"] == message, "for which OpenAI's clients raise an exception"
+    event = json.loads(ends[RESPONSES].removeprefix("event: response.failed\ndata: "))
+    assert (event["type"], event["sequence_number"]) == ("response.failed", 2)
+    assert event["response"] == {
+        "id": "resp_1",
+        "status": "failed",
+        "error": {"code": "server_error", "message": message},
+        "usage": {
+            "input_tokens": 40,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": 3,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 43,
+        },
+    }
     kind = STATUSES[status]
     assert (
         ends[MESSAGES]
@@ -653,13 +663,82 @@ async def test_a_stream_that_breaks_off_ends_with_an_error(
     assert {(line["outcome"], line["status"]) for line in lines()} == {(outcome, status)}
 
 
-@pytest.mark.parametrize(("failure", "finish", "status", "message", "outcome"), BREAKS.values(), ids=BREAKS)
+@pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_no_replica_takes_has_the_status_and_headers_of_its_refusal(
+    lines: Callable[[], list[dict[str, Any]]], path: str, stream: bool
+) -> None:
+    for failure, header in ((UNTAKEN, ("retry-after", "1")), (SUSPECT, ("x-should-retry", "false"))):
+        response = await Guarded(refusing(failure, stream)).post(path)
+        assert (response.status_code, response.headers[header[0]]) == (503, header[1])
+        assert response.headers["content-type"] == "application/json"
+        error = response.json()["error"]
+        assert error["message"] == failure.message and error.get("code", 503) == 503
+        assert (error["type"] == "overloaded_error") == (path == MESSAGES)
+    assert [(line["outcome"], line["status"]) for line in lines()] == [("unavailable", 503), ("engines_lost", 503)]
+
+
+def refusing(failure: ApiError, stream: bool) -> Handler:
+    """Answers as vLLM's application does if no replica takes a request."""
+
+    async def refuse(http: Request) -> ASGIApp:
+        await http.body()
+        call = CURRENT.get()
+        assert call is not None
+        shape = {"error": {"message": failure.message, "type": "Service Unavailable", "param": None, "code": 503}}
+        if not stream:
+            call.failure = failure
+            return JSONResponse(shape, 503)
+
+        async def chunks() -> Any:
+            if http.url.path == RESPONSES:
+                yield b'event: response.created\ndata: {"response": {}}\n\n'
+            call.failure = failure
+            if http.url.path == RESPONSES:
+                raise RuntimeError("vLLM has no event for it")
+            kind = "event: error\n" if http.url.path == MESSAGES else ""
+            yield f"{kind}data: {json.dumps(shape)}\n\n".encode()
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    return refuse
+
+
+async def test_the_head_of_a_stream_is_sent_once_a_replica_takes_the_request() -> None:
+    taken, first_token = asyncio.Event(), asyncio.Event()
+
+    async def stream(http: Request) -> ASGIApp:
+        await http.body()
+
+        async def chunks() -> Any:
+            yield b"event: response.created\ndata: {}\n\n"
+            await taken.wait()
+            used(tokens=0, finish=None)
+            await first_token.wait()
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    exchange = Guarded(stream).exchange()
+    await asyncio.sleep(1)
+    assert not exchange.sent
+    taken.set()
+    await asyncio.sleep(1)
+    assert [message["type"] for message in exchange.sent] == ["http.response.start", "http.response.body"]
+    first_token.set()
+    await exchange.ended()
+    bodies = [message["body"] for message in exchange.sent if message.get("body")]
+    assert bodies == [b"event: response.created\ndata: {}\n\n", b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize(("failure", "status", "message", "outcome"), BREAKS.values(), ids=BREAKS)
 async def test_an_error_event_of_messages_shows_no_internals(
-    failure: ApiError | None, finish: str | None, status: int, message: str, outcome: str
+    failure: ApiError | None, status: int, message: str, outcome: str
 ) -> None:
     shown = {"type": "error", "error": {"type": "internal_error", "message": "1 validation error for a class of vLLM"}}
     event = f"event: error\ndata: {json.dumps(shown)}\n\n".encode()
-    *_, last, rest = (await Guarded(breaking(failure, finish, event)).post(MESSAGES)).text.split("\n\n")
+    *_, last, rest = (await Guarded(breaking(failure, event)).post(MESSAGES)).text.split("\n\n")
     error = {"type": STATUSES[status], "message": message}
     assert json.loads(last.removeprefix("event: error\ndata: ")) == {"type": "error", "error": error} and not rest
 

@@ -134,7 +134,12 @@ async def test_an_answer_that_cannot_be_completed_ends_with_an_error(own: RustAp
     own.service.kill("b")
     own.service.members.become()
     answer = await asking
-    assert '"error"' in answer.text and answer.status_code == (200 if stream else 500)
+    assert answer.status_code == (200 if stream else 503)
+    if stream:
+        *_, error, done, rest = answer.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+    shown = json.loads(error.removeprefix("data: ")) if stream else answer.json()
+    assert (shown["error"]["message"], shown["error"]["code"]) == ("no replica is available", "unavailable")
 
 
 async def test_private_members_reach_no_engine(api: RustApi) -> None:
