@@ -46,7 +46,15 @@ CODES = {
         "`ingress.max_requests` requests are running, or too many for the class, or a first token would come too late "
         "(`ingress.refuse_late`); try again after `Retry-After`",
     ),
-    "unavailable": (503, "no replica accepts the request"),
+    "unavailable": (
+        503,
+        "no replica took the request in time (`ingress.no_replica_timeout_s`); try again after `Retry-After`",
+    ),
+    "engines_lost": (
+        503,
+        "`ingress.max_engine_losses` engines have died with the request on board; the header `X-Should-Retry: false` "
+        "keeps OpenAI's and Anthropic's clients from repeating it by themselves",
+    ),
     "internal_error": (500, "a mistake of the server, which is in the ingress's log"),
     "timeout": (504, "the request exceeded its time limit; 408 with this code: its body did"),
 }
@@ -174,7 +182,7 @@ _MOVES = """\
 
 A request is movable if another engine continues it exactly or, for sampling without a seed, in distribution. The
 requests below are not: `/mell/state` gives the reason as `immovable_reason`, an order to move them gets 422, and if
-their replica dies after the first token, the answer ends with vLLM's error 500, in a stream with an error event.
+their replica dies after the first token, the answer ends with an error 503, in a stream with [its event](#errors).
 
 | Request | `immovable_reason` |
 |---|---|
@@ -212,8 +220,17 @@ _ERRORS = """\
 Mell's errors are [Errors](#error); `param` is the path of the invalid member, and `code` is for programs. vLLM's own
 errors have the status as `code`. On `/v1/messages` all errors are in Anthropic's form, vLLM's included.
 
-An error after the beginning of a stream is its last event: on `/v1/completions` and `/v1/chat/completions` before
-`[DONE]`, on `/v1/responses` and `/v1/messages` as `event: error`, for which OpenAI's and Anthropic's clients raise.
+A stream begins once a replica has taken its request: until then a refusal has its status and headers. An answer that
+cannot go on after that, since no replica continues it in time, or since its time limit is over, ends with an event, in
+the form that the API's clients expect:
+
+| Endpoint | End of a stream |
+|---|---|
+| `/v1/completions`, `/v1/chat/completions` | `data: {"error": {...}}`, then `data: [DONE]` |
+| `/v1/responses` | `event: response.failed`: the response with `status: "failed"`, `error` and the `usage` so far |
+| `/v1/messages` | `event: error` with Anthropic's error; 503 is `overloaded_error` |
+
+Without a stream, such an answer has the error's status instead of 200, on all endpoints.
 """
 
 

@@ -288,7 +288,7 @@ def _paced(recordings: Path) -> dict[str, Any]:
         "health_check_period_s": 1.0,
         "autoscaling_config": {"min_replicas": 1, "initial_replicas": 2, "max_replicas": 4},
     }
-    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0}
+    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0, "max_engine_losses": 100}
     args["scheduler"] = {
         "epoch_s": 0.5,
         "linger_s": 3.0,

@@ -146,3 +146,27 @@ async def test_streams_survive_the_death_of_each_process(application: Applicatio
         assert [a.text for a in answers] == want
         assert (await whole)[0] == want[0]
         await lost_and_replaced(client, doomed)
+
+
+@pytest.mark.parametrize(
+    "victims", ["engine cores", pytest.param("workers", marks=ELSEWHERE), pytest.param("replicas", marks=ELSEWHERE)]
+)
+async def test_streams_and_new_calls_survive_the_death_of_all_at_once(application: Application, victims: str) -> None:
+    async with application.client() as client:
+        want = await undisturbed(client, victims)
+        answers, tasks = await under_way(client, victims)
+        doomed = await client.running()
+        for replica in doomed:
+            os.kill(replica["pids"][["replicas", "engine cores", "workers"].index(victims)], signal.SIGKILL)
+        new = asyncio.create_task(client.complete(prompt(100, f"{victims}/0"), TOKENS))
+        await asyncio.gather(*tasks)
+        assert [answer.text for answer in answers] == want
+        assert (await new)[0] == want[0]
+        dead = {replica["id"] for replica in doomed}
+
+        async def replaced() -> bool:
+            ids = {replica["id"] for replica in await client.running()}
+            return len(ids) >= 2 and not ids & dead
+
+        await eventually(replaced, within_s=180)
+        await client.idle()
