@@ -259,7 +259,7 @@ class ReaderShell(Shell):
         hosts: Any = Calls("hosts", self.calls, attach=yes, keep=yes, release=yes, running=(A, B))
         listener: Any = Calls("listener", self.calls)
         journal: Any = Calls("journal", [])
-        world = ReaderWorld(hosts, journal, now, patience_s=1.0)
+        world = ReaderWorld(hosts, journal, now, patience_s=1.0, max_engine_losses=2)
         self._run = ReaderRun(SPEC, self._reader, listener, world)
         for command in self.activities:
             assert hasattr(self._run, f"_{command}")
