@@ -100,7 +100,9 @@ def _numbers(kind: int, blocks: NDArray[Any]) -> "NDArray[np.float32]":
         return blocks.astype(np.float32)
     scale = blocks["scale"].astype(np.float32)[:, None]
     if kind == 8:
-        return scale * blocks["quants"].astype(np.float32)
+        eights: NDArray[np.float32] = scale * blocks["quants"].astype(np.float32)
+        return eights
     packed = blocks["quants"]
     quants = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-    return scale * quants + blocks["least"].astype(np.float32)[:, None]
+    fours: NDArray[np.float32] = scale * quants + blocks["least"].astype(np.float32)[:, None]
+    return fours

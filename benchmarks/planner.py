@@ -323,7 +323,8 @@ class LivePath:
 class SteadyListing:
     """Implements `Listing`: Serve lists all replicas, and stops none."""
 
-    listed = True
+    listed = is_current = True
+    deployed_at = None
 
     def __init__(self, count: int) -> None:
         self.wanted_by_serve = count
@@ -356,6 +357,7 @@ class SteadyScaler:
     """Implements `Scaler`: all replicas stay."""
 
     opening = 0
+    scales = True
 
     def __init__(self, count: int) -> None:
         self.wanted = self.max_replicas = count

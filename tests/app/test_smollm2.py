@@ -47,7 +47,7 @@ def test_metadata_of_all_kinds_is_read() -> None:
 
 def test_tensors_are_read_as_numbers() -> None:
     packed = bytes(range(16))  # value i in the lower half of byte i, and 0 in the upper half
-    tensors = [
+    tensors: list[tuple[str, tuple[int, ...], int, bytes]] = [
         ("plain", (2, 3), 0, struct.pack("<6f", *range(6))),
         ("four", (32, 1), 3, struct.pack("<ee", 0.5, -1.0) + packed),
         ("eight", (32, 1), 8, struct.pack("<e32b", 2.0, *range(-16, 16))),

@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 
 from app.ingress.streams.placing import NO_CONTENT, Placer, PromptContent
 from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
@@ -104,7 +105,7 @@ class Streams:
         for replica in membership.running:
             if replica not in self._readers or self._readers[replica].done():
                 self._readers[replica] = reading = asyncio.create_task(self._read(replica))
-                reading.add_done_callback(lambda ended, replica=replica: self._forget_reader(replica, ended))
+                reading.add_done_callback(partial(self._forget_reader, replica))
 
     @contextlib.asynccontextmanager
     async def run(

@@ -100,7 +100,7 @@ class IndexedSlots(LRUCachePolicy):
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """As vLLM's."""
-        evicted = super().evict(n, protected)
+        evicted: list[tuple[OffloadKey, ChunkStatus]] | None = super().evict(n, protected)
         for key, chunk in evicted or ():
             self._drop(key, chunk)
         return evicted
@@ -112,9 +112,10 @@ class IndexedSlots(LRUCachePolicy):
         self.by_slot.clear()
 
     def _drop(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        for keys, index in ((self.by_name, key_name(key)), (self.by_slot, chunk.chunk_id)):
-            if keys.get(index) == key:
-                del keys[index]
+        if self.by_name.get(name := key_name(key)) == key:
+            del self.by_name[name]
+        if self.by_slot.get(chunk.chunk_id) == key:
+            del self.by_slot[chunk.chunk_id]
 
 
 class HostTierManager(CPUOffloadingManager):

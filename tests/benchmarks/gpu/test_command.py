@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,7 +56,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces parts by rows of their end; has their names and limits. The part `moves` fails, and takes 200 s."""
     names: list[str] = []
     passed = [0.0]
-    monkeypatch.setattr(command.time, "monotonic", lambda: passed[0])
+    monkeypatch.setattr("benchmarks.gpu.__main__.time", SimpleNamespace(monotonic=lambda: passed[0]))
 
     def play(part: RunPart, record: RunRecord, folder: Path, after_step: Callable[[], None]) -> PartRow:
         names.append(f"{part.name} {part.limit_s:.0f}")
