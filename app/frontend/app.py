@@ -124,6 +124,10 @@ class VllmFrontend:
         """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
         return self._client.core.names(request, encode_request(request))
 
+    def why_unnamed(self, request: CoreRequest) -> str:
+        """The one reason why `names` gives none for a request."""
+        return self._client.core.why_unnamed(request)
+
     @property
     def max_context(self) -> int:
         """The model's context in tokens."""

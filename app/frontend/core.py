@@ -214,6 +214,12 @@ class ClusterCore:
         """The names of the full KV blocks of a request's prompt; none if they are not known."""
         return () if self._namer is None else self._namer.names(request, frames, self._streams.naming)
 
+    def why_unnamed(self, request: CoreRequest) -> str:
+        """The one reason why `names` gives none for a request."""
+        if self._namer is None:
+            return "this ingress names no blocks"
+        return self._namer.why_unnamed(request, self._streams.naming)
+
     async def close(self) -> None:
         """End all requests, and the connection."""
         tasks = [*self._requests.values(), *((self._reading,) if self._reading is not None else ())]

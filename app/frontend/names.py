@@ -19,13 +19,13 @@ class PromptNamer:
         self._other: Naming | None = None
         """The newest naming of engines that differs from that of this process."""
 
-    def names(self, request: CoreRequest, frames: Frames, naming: Naming | None) -> tuple[int, ...]:
+    def names(self, request: CoreRequest, frames: Frames, naming: Naming | str) -> tuple[int, ...]:
         """The names of the full blocks of a request, which is encoded in `frames`, by the engines' `naming`.
 
         There are none if that is not known, if this process names blocks differently, or for an adapter whose folder on
-        the engines' machines is not known here.
+        the engines' machines is not known here; see `why_unnamed`.
         """
-        if naming is None or not self._agrees(naming):
+        if isinstance(naming, str) or not self._agrees(naming):
             return ()
         adapter = request.lora_request
         if adapter is not None:
@@ -36,6 +36,17 @@ class PromptNamer:
             adapter = Adapter(str(adapter.lora_int_id), adapter.lora_int_id, folder)
         assert self._namer is not None
         return tuple(self._namer.names(request, lambda: frames, adapter))
+
+    def why_unnamed(self, request: CoreRequest, naming: Naming | str) -> str:
+        """The one reason why `names` gives none for a request."""
+        tokens, adapter = len(request.prompt_token_ids or ()), request.lora_request
+        if isinstance(naming, str):
+            return f"the blocks of the prompt have no names: {naming}"
+        if not self._agrees(naming):
+            return "this ingress names blocks differently from the engines: see its log"
+        if adapter is not None and _folder(adapter.lora_path) is None:
+            return f"this ingress does not know the folder of the adapter {adapter.lora_name!r}, part of the names"
+        return f"the prompt has {tokens} tokens, and a KV block {naming.block_size}: only full blocks are cached"
 
     def _agrees(self, naming: Naming) -> bool:
         """True if this process names blocks as the engines do."""

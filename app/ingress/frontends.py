@@ -52,11 +52,6 @@ ENVIRONMENT = {
 }
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
 
-_NO_NAMES = (
-    "the prompt has no full block, or its blocks have no names: no replica has a mirror of its cache, or this ingress "
-    "names blocks differently (see its log), does not know the adapter's folder, or has just started"
-)
-
 
 class Backend(Protocol):
     """The API's port to the ingress replica."""
@@ -94,6 +89,10 @@ class Frontend(Protocol):
 
     def names(self, request: CoreRequest) -> tuple[int, ...]:
         """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
+        ...
+
+    def why_unnamed(self, request: CoreRequest) -> str:
+        """The one reason why `names` gives none for a request."""
         ...
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
@@ -187,9 +186,10 @@ class VllmApi:
             ApiError: there is no such model, the prompt is refused, or its blocks have no names.
         """
         frontend = self._started()
-        names = frontend.names(await self._request(order, frontend))
+        request = await self._request(order, frontend)
+        names = frontend.names(request)
         if not names:
-            raise ApiError(422, _NO_NAMES, code="no_names")
+            raise ApiError(422, frontend.why_unnamed(request), code="no_names")
         return names
 
     async def prefix(self, order: CopyPrompt, ingress: IngressId) -> RequestSpec:

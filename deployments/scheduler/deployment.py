@@ -76,7 +76,8 @@ _NAMESPACE = b"mell"
 _STALLED_EPOCHS = 30
 """The number of missing epochs after which the scheduler counts as stalled."""
 
-_NO_NAMING = "no replica has a mirror of its cache, or their engines name blocks differently"
+_NO_MIRROR = "no replica has a mirror of its cache"
+_DIFFERENT = "the engines of the replicas name KV blocks differently"
 
 _NO_NAMES = (
     "the ingress has no names for the prompt: it names blocks differently (see its log), does not know the adapter's "
@@ -231,10 +232,14 @@ class LiveScheduler:
         memory = self._memory.pool()
         return placing_view(memory.cluster, replica_speed(memory), self._naming())
 
-    def _naming(self) -> Naming | None:
-        """The naming of blocks that all replicas with a mirror have; None if there is none."""
-        namings = {gauges.naming for gauges in self._gatherer.gauges.values() if gauges.naming is not None}
-        return namings.pop() if len(namings) == 1 else None
+    def _naming(self) -> Naming | str:
+        """The naming of blocks that all replicas with a mirror have, or the reason why there is none."""
+        known = self._gatherer.gauges.values()
+        namings = {gauges.naming for gauges in known if gauges.naming is not None}
+        if not namings:
+            off = {gauges.cache.off for gauges in known if gauges.cache is not None and gauges.cache.off}
+            return "; ".join([_NO_MIRROR, *sorted(off)])
+        return namings.pop() if len(namings) == 1 else _DIFFERENT
 
     def _routing(self) -> dict[str, Any]:
         """The member `routing` of `/mell/state`."""
@@ -242,8 +247,8 @@ class LiveScheduler:
         distinct, copies = tree.copies()
         return {
             "kind": str(self._config.routing),
-            "names": None if naming is None else asdict(naming),
-            "off": _NO_NAMING if naming is None else None,
+            "names": asdict(naming) if isinstance(naming, Naming) else None,
+            "off": naming if isinstance(naming, str) else None,
             "mirrors": sum(1 for _ in tree.replicas),
             "distinct_blocks": distinct,
             "copies_per_block": round(copies / distinct, 3) if distinct else None,
@@ -384,8 +389,8 @@ class LiveScheduler:
         """The reason why the arrival is not routed by content; None if it is."""
         if self._config.routing is not Routing.TREE:
             return f"scheduler.routing is {self._config.routing}"
-        if self._naming() is None:
-            return _NO_NAMING
+        if isinstance(naming := self._naming(), str):
+            return naming
         if found.full_blocks and not arrival.names:
             return _NO_NAMES
         return None

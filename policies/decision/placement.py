@@ -72,19 +72,22 @@ class ReplicaView:
     backlog: int = 0
 
 
+_NO_VIEW = "this ingress has not yet heard from the scheduler, which knows the names of blocks"
+
+
 @dataclass(frozen=True, slots=True)
 class PlacingView:
     """The scheduler's view of the running replicas, and their step times, None before these are known.
 
-    `naming` is their engines' naming of KV blocks, None unless all have the same.
+    `naming` is their engines' naming of KV blocks, or the reason why they have none in common.
     """
 
     replicas: Mapping[ReplicaId, ReplicaView] = field(default_factory=dict)
     speed: ReplicaSpeed | None = None
-    naming: Naming | None = None
+    naming: Naming | str = _NO_VIEW
 
 
-def placing_view(cluster: Cluster, speed: ReplicaSpeed | None, naming: Naming | None = None) -> PlacingView:
+def placing_view(cluster: Cluster, speed: ReplicaSpeed | None, naming: Naming | str) -> PlacingView:
     """The view of the cluster, placements since the last reports included."""
     return PlacingView(
         {r.id: ReplicaView(Tokens(max(0, r.free)), len(r.requests), r.load, r.backlog) for r in cluster.running()},

@@ -212,6 +212,10 @@ class RustFrontend:
         """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
         return self._serving().core.names(request, encode_request(request))
 
+    def why_unnamed(self, request: CoreRequest) -> str:
+        """The one reason why `names` gives none for a request."""
+        return self._serving().core.why_unnamed(request)
+
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
         """Raises ValueError: the settings refuse adapters with this frontend."""
         raise ValueError("the Rust frontend serves no adapters")

@@ -51,8 +51,9 @@ class Placer:
         self._membership = membership
         self._place_timeout_s = place_timeout_s
         self._clock = clock
-        self._alone = PlacingAlone(PlacingView(), clock())
-        self._naming: Naming | None = None
+        view = PlacingView()
+        self._alone = PlacingAlone(view, clock())
+        self._naming = view.naming
         self._contents: dict[RequestId, PromptContent] = {}
         self._placed: dict[RequestId, Place] = {}
         """The scheduler's placements until they are submitted."""
@@ -63,8 +64,8 @@ class Placer:
         self._announcing: asyncio.Task[None] | None = None
 
     @property
-    def naming(self) -> Naming | None:
-        """The engines' naming of blocks in the scheduler's newest view; None if there is none that all have."""
+    def naming(self) -> Naming | str:
+        """The engines' naming of blocks in the scheduler's newest view, or the reason why they have none in common."""
         return self._naming
 
     def describe(self, request: RequestId, content: PromptContent) -> None:

@@ -70,8 +70,8 @@ class Streams:
         return len(self._live)
 
     @property
-    def naming(self) -> Naming | None:
-        """The engines' naming of KV blocks; None if it is not known, or if they differ."""
+    def naming(self) -> Naming | str:
+        """The engines' naming of KV blocks, or the reason why there is none."""
         return self._placer.naming
 
     @property

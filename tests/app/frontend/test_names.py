@@ -14,14 +14,14 @@ NAMING = default_naming(16)
 TOKENS = list(range(50))
 
 
-def names(namer: PromptNamer, naming: Naming | None = NAMING, adapter: Adapter | None = None) -> tuple[int, ...]:
+def names(namer: PromptNamer, naming: Naming | str = NAMING, adapter: Adapter | None = None) -> tuple[int, ...]:
     request = CoreRequest("r", TOKENS, sampling_params={}, lora_request=adapter)
     return namer.names(request, encode_request(request), naming)
 
 
 def test_names_are_those_of_the_engines_as_soon_as_their_naming_is_known() -> None:
     namer = PromptNamer("sha256")
-    assert names(namer, None) == ()
+    assert names(namer, "none runs") == ()
     assert names(namer) == tuple(name_of(digest) for digest in digests(TOKENS, 16))
     assert len(names(namer, default_naming(8))) == 6
 
@@ -48,3 +48,20 @@ def test_an_adapter_is_known_by_its_number_and_its_folder(tmp_path: Path) -> Non
     assert here != names(namer, adapter=Adapter("sql", 8, str(tmp_path)))
     assert names(namer, adapter=Adapter("sql", 7, "organisation/on-a-hub")) == ()
     assert names(namer, adapter=Adapter("sql", 7, "~/sql"))
+
+
+@pytest.mark.parametrize(
+    ("naming", "tokens", "adapter", "why"),
+    [
+        ("no replica runs", TOKENS, None, "the blocks of the prompt have no names: no replica runs"),
+        (replace(NAMING, mark=1), TOKENS, None, "this ingress names blocks differently from the engines: see its log"),
+        (NAMING, TOKENS, Adapter("sql", 7, "on/a-hub"), "this ingress does not know the folder of the adapter 'sql'"),
+        (NAMING, TOKENS[:15], None, "the prompt has 15 tokens, and a KV block 16: only full blocks are cached"),
+    ],
+)
+def test_a_prompt_without_names_has_one_cause(
+    naming: Naming | str, tokens: list[int], adapter: Adapter | None, why: str
+) -> None:
+    namer, request = PromptNamer("sha256"), CoreRequest("r", tokens, sampling_params={}, lora_request=adapter)
+    assert namer.names(request, encode_request(request), naming) == ()
+    assert namer.why_unnamed(request, naming).startswith(why)

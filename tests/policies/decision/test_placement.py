@@ -32,6 +32,7 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
+from policies.prefix.names import default_naming
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, Watcher
 
@@ -256,6 +257,8 @@ def test_prompts_queue_where_they_were_sent() -> None:
 def test_the_view_is_of_the_present_cluster() -> None:
     made = Watcher(PoolMemory(Terms("best_fit")))
     made.observe(Drawn(0.0, cluster(replica("a", free=10, requests=2), replica("b", state=ReplicaState.STARTING))))
-    assert placing_view(made.memory.cluster, SPEED) == PlacingView({A: ReplicaView(Tokens(160), 2, 2)}, SPEED)
+    naming = default_naming(16)
+    seen_a = ReplicaView(Tokens(160), 2, 2)
+    assert placing_view(made.memory.cluster, SPEED, naming) == PlacingView({A: seen_a}, SPEED, naming)
     place(made.memory, arrival(32), 0.0)
-    assert placing_view(made.memory.cluster, None).replicas == {A: ReplicaView(Tokens(128), 3, 34)}
+    assert placing_view(made.memory.cluster, None, naming).replicas == {A: ReplicaView(Tokens(128), 3, 34)}
