@@ -102,7 +102,8 @@ def _times(service: ServiceDocument) -> Iterator[Text]:
 
 def scaling_line(scaling: ScalingDocument) -> Text:
     """The reasons for the number of replicas, with the numbers that decide."""
-    least, linger = f"{scaling.min_replicas} are the minimum", duration(scaling.linger_left_s)
+    least = f"the settings keep at least {plural(scaling.min_replicas, 'replica')}"
+    linger = duration(scaling.linger_left_s)
     rare = f"on fewer than {scaling.level_replicas}, prefills lengthen too many steps"
     free = f"{scaling.free_replicas:.1f} replicas free, {scaling.reserve_replicas:.1f} kept in reserve"
     up: Mapping[str, str] = {
@@ -121,12 +122,12 @@ def scaling_line(scaling: ScalingDocument) -> Text:
     }
     parts = []
     if scaling.up is not None:
-        opening = f"opening {plural(scaling.opened, 'replica')}" if scaling.opened else "no replica left to open"
+        opening = f"{plural(scaling.opened, 'replica')} will open" if scaling.opened else "no further replica may open"
         parts.append(f"{opening}: {up.get(scaling.up, scaling.up)}")
     if scaling.kept is not None:
-        parts.append(f"closing none: {kept.get(scaling.kept, scaling.kept)}")
+        parts.append(f"no replica closes: {kept.get(scaling.kept, scaling.kept)}")
     else:
-        parts.append(f"closing {plural(scaling.closed, 'replica')}")
+        parts.append(f"{plural(scaling.closed, 'replica')} will close")
     return Text("; ".join(parts))
 
 

@@ -117,19 +117,19 @@ def test_the_service_level_in_status() -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({}, "closing none: all are in use"),
-        ({"up": "reserve", "opened": 2, "kept": "starting"}, "opening 2 replicas: 0.5 replicas free, 1.3 kept in "),
-        ({"up": "requests", "kept": "starting"}, "no replica left to open: 3 requests without room; closing none: "),
-        ({"kept": "reserve"}, "closing none: 0.5 replicas free, 1.3 kept in reserve"),
-        ({"kept": "linger", "linger_left_s": 7.0}, "closing none: an empty one stays for 7.00 s"),
-        ({"kept": "minimum"}, "closing none: 2 are the minimum"),
+        ({}, "no replica closes: all are in use"),
+        ({"up": "reserve", "opened": 2, "kept": "starting"}, "2 replicas will open: 0.5 replicas free, 1.3 kept in "),
+        ({"up": "requests", "kept": "starting"}, "no further replica may open: 3 requests without room; no replica "),
+        ({"kept": "reserve"}, "no replica closes: 0.5 replicas free, 1.3 kept in reserve"),
+        ({"kept": "linger", "linger_left_s": 7.0}, "no replica closes: an empty one stays for 7.00 s"),
+        ({"kept": "minimum"}, "no replica closes: the settings keep at least 2 replicas"),
         (
             {"up": "prefills", "opened": 1, "kept": "starting"},
-            "opening 1 replica: on fewer than 4, prefills lengthen too many steps; closing none: another one ",
+            "1 replica will open: on fewer than 4, prefills lengthen too many steps; no replica ",
         ),
-        ({"kept": "prefills"}, "closing none: on fewer than 4, prefills lengthen too many steps"),
-        ({"kept": None, "closed": 1}, "closing 1 replica"),
-        ({"kept": "unknown to this version"}, "closing none: unknown to this version"),
+        ({"kept": "prefills"}, "no replica closes: on fewer than 4, prefills lengthen too many steps"),
+        ({"kept": None, "closed": 1}, "1 replica will close"),
+        ({"kept": "unknown to this version"}, "no replica closes: unknown to this version"),
     ],
 )
 def test_the_reasons_for_the_number_of_replicas(changed: dict[str, Any], line: str) -> None:
