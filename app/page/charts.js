@@ -1,8 +1,10 @@
 // Small charts over the last five minutes. A point is described in app/ingress/page/charts.py.
 
+import { roundUp } from "./layout.js";
 import { make, percent, seconds, text, whole } from "./words.js";
 
 const SPAN_S = 300;
+const EDGE = { left: 42, right: 4, top: 7, bottom: 16 }; // The room of the axes' numbers, in CSS pixels.
 const BREAK_S = 5; // No line is drawn across a longer gap without open pages.
 const AT = { gpus: 1, bound: 2, worst: 3, used: 4, ttft50: 5, ttft99: 6, itl50: 7, itl99: 8, pause50: 9, pause99: 10 };
 const count = (value) => (value === null ? "–" : whole(value));
@@ -12,6 +14,7 @@ const CHARTS = [
     title: "GPUs",
     hint: "Lower bound: the minimum number of GPUs for the current KV caches. Worst fit: the number of GPUs if each request goes to the emptiest replica and stays there.",
     format: count,
+    least: 2,
     lines: [
       { at: AT.worst, name: "worst fit", colour: "muted", dash: [4, 3] },
       { at: AT.bound, name: "bound", colour: "small", dash: [1.5, 3] },
@@ -70,20 +73,28 @@ function draw(canvas, chart, points, colour) {
   c.setTransform(ratio, 0, 0, ratio, 0, 0);
   c.clearRect(0, 0, width, height);
   const values = chart.lines.flatMap((line) => points.map((p) => p[line.at])).filter((v) => v !== null);
-  const top = chart.top ?? Math.max(1e-4, ...values) * 1.12;
+  const top = chart.top ?? roundUp(Math.max(chart.least ?? 1e-3, ...values));
   const end = points.at(-1)?.[0] ?? 0;
-  const x = (time) => width - 2 - ((end - time) / SPAN_S) * (width - 2);
-  const y = (value) => height - 2 - (value / top) * (height - 6);
+  const floor = height - EDGE.bottom;
+  const x = (time) => width - EDGE.right - ((end - time) / SPAN_S) * (width - EDGE.left - EDGE.right);
+  const y = (value) => floor - (value / top) * (floor - EDGE.top);
   c.strokeStyle = colour("track");
+  c.fillStyle = colour("muted");
+  c.font = `400 10px ${colour("sans") || "sans-serif"}`;
   c.lineWidth = 1;
-  for (const share of [0, 0.5, 1]) {
-    const level = Math.round(4 + share * (height - 6)) - 0.5;
+  c.textAlign = "right";
+  for (const value of [0, top / 2, top]) {
+    const level = Math.round(y(value)) - 0.5;
     c.beginPath();
-    c.moveTo(0, level);
+    c.moveTo(EDGE.left, level);
     c.lineTo(width, level);
     c.stroke();
+    if (values.length || chart.top) c.fillText(value ? chart.format(value) : "0", EDGE.left - 5, level + 4);
   }
-  for (const line of chart.lines) drawLine(c, line, points, { x, y, colour: colour(line.colour), floor: height - 2 });
+  c.fillText("now", width - EDGE.right, height - 3);
+  c.textAlign = "left";
+  c.fillText(`−${SPAN_S / 60} min`, EDGE.left, height - 3);
+  for (const line of chart.lines) drawLine(c, line, points, { x, y, colour: colour(line.colour), floor });
 }
 
 function drawLine(c, line, points, { x, y, colour, floor }) {

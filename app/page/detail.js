@@ -188,10 +188,10 @@ export class Detail {
 }
 
 export function confirmed(title, words, yes) {
-  const dialog = by("ask-dialog");
-  by("ask-title").textContent = title;
-  by("ask-text").textContent = words;
-  by("ask-yes").textContent = yes;
+  const dialog = by("sure-dialog");
+  by("sure-title").textContent = title;
+  by("sure-text").textContent = words;
+  by("sure-yes").textContent = yes;
   dialog.returnValue = "no";
   dialog.showModal();
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));

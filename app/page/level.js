@@ -1,4 +1,4 @@
-// Sentences on the service level and on the numbers of replicas, from `service`, `scaling` and `disaggregation` of
+// Sentences on the service level and on the openings of replicas, from `service`, `scaling` and `disaggregation` of
 // /mell/state.
 
 import { seconds } from "./words.js";
@@ -19,24 +19,16 @@ function level({ state, target, reached, predicted = {}, why = [] }) {
   return [parts.join("; "), ...why];
 }
 
-function replicas(scaling) {
-  const { up, kept, opened, closed, waiting_requests, free_replicas, reserve_replicas, linger_left_s } = scaling;
-  const free = `${free_replicas.toFixed(1)} replicas free, ${reserve_replicas.toFixed(1)} kept in reserve`;
-  const least = `${scaling.min_replicas} are the minimum`;
-  const prefills = `on fewer than ${scaling.level_replicas}, prefills lengthen too many steps`;
-  const ups = { minimum: least, prefills, requests: `${count(waiting_requests, "request")} without room`, reserve: free };
-  const keeps = {
-    minimum: least,
-    starting: "another one is starting",
-    prefills,
-    reserve: free,
-    linger: `an empty one stays for ${seconds(linger_left_s)}`,
-    in_use: "all are in use",
+// The reason why replicas are opened. The sentence `savings` has the reason why none is closed.
+function openings(scaling) {
+  const { up, opened, min_replicas, level_replicas, waiting_requests, free_replicas, reserve_replicas } = scaling;
+  const reasons = {
+    minimum: `the settings keep at least ${count(min_replicas, "replica")}`,
+    prefills: `on fewer than ${level_replicas}, prefills lengthen too many steps`,
+    requests: `${count(waiting_requests, "request")} without room`,
+    reserve: `${free_replicas.toFixed(1)} replicas free, ${reserve_replicas.toFixed(1)} kept in reserve`,
   };
-  const opening = opened ? `opening ${count(opened, "replica")}` : "no replica left to open";
-  const parts = up === null ? [] : [`${opening}: ${ups[up] ?? up}`];
-  parts.push(kept === null ? `closing ${count(closed, "replica")}` : `closing none: ${keeps[kept] ?? kept}`);
-  return parts.join("; ");
+  return `${opened ? `${count(opened, "replica")} will open` : "no further replica may open"}: ${reasons[up] ?? up}`;
 }
 
 function prefills({ prefill_replicas, at_most, reason, apart_share, predicted_s }) {
@@ -54,7 +46,7 @@ function prefills({ prefill_replicas, at_most, reason, apart_share, predicted_s 
 export function sentences(service, scaling, disaggregation) {
   return [
     ...(service ? level(service) : []),
-    ...(scaling ? [replicas(scaling)] : []),
+    ...(scaling && scaling.up !== null ? [openings(scaling)] : []),
     ...(disaggregation ? [prefills(disaggregation)] : []),
   ];
 }

@@ -4,12 +4,24 @@
 const FIRST_S = 0.5;
 const MAX_S = 15;
 const SILENT_S = 12; // The ingress sends at least a heartbeat every 5 s.
-const STORED = "mell-admin-key";
 
-export const key = {
-  get: () => sessionStorage.getItem(STORED),
-  set: (value) => (value ? sessionStorage.setItem(STORED, value) : sessionStorage.removeItem(STORED)),
-};
+// A key, kept in this tab until it is closed.
+export class KeyStore {
+  constructor(name) {
+    this.name = name;
+  }
+
+  get() {
+    return sessionStorage.getItem(this.name);
+  }
+
+  set(value) {
+    if (value) sessionStorage.setItem(this.name, value);
+    else sessionStorage.removeItem(this.name);
+  }
+}
+
+export const key = new KeyStore("mell-admin-key");
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -25,11 +37,16 @@ async function refusal(response) {
   return new Refused(response.status, body?.error?.message ?? `HTTP ${response.status}`);
 }
 
-export async function order(path, body) {
-  const options = { method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(body) };
+// The response to a call with a JSON body. Throws `Refused` for an error answer.
+export async function post(path, body, headers, signal) {
+  const options = { method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
   const response = await fetch(path, options);
   if (!response.ok) throw await refusal(response);
-  return response.json();
+  return response;
+}
+
+export async function order(path, body) {
+  return (await post(path, body, headers())).json();
 }
 
 export class Link {

@@ -18,6 +18,7 @@ function cacheOf(row) {
   return { active, historical, blank, prompted, cached, host };
 }
 
+// The size class among `capacity` tokens.
 export function kindOf(tokens, capacity) {
   for (const [kind, part] of [8, 4, 3, 2].entries()) if (tokens <= Math.floor(capacity / part)) return kind;
   return 4;
@@ -41,8 +42,8 @@ export class Model {
   // Apply an event; returns the new and changed migrations, newest first, and none for a snapshot.
   apply(kind, data) {
     if (kind === "snapshot") this.clear();
-    const { as_of, now, mode, policy, wanted_replicas, dry_run, service, scaling, disaggregation } = data;
-    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run, service, scaling, disaggregation };
+    const { as_of, now, mode, policy, wanted_replicas, dry_run, savings, service, scaling, disaggregation } = data;
+    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run, savings, service, scaling, disaggregation };
     this.#replicas(data);
     this.#requests(data);
     this.points = this.points.concat(data.points).slice(-POINTS);
@@ -99,12 +100,18 @@ export class Model {
     this.#shared = Math.max(0, ...["-", "_", "#", "~"].map((mark) => shared.lastIndexOf(mark) + 1));
   }
 
+  // The item with that text in its label or id, {request} or {replica}; equal ones first, requests before replicas, and
+  // requests that have ended, by their moves, last. Null if there is none.
   find(text) {
     const wanted = text.trim().toLowerCase();
     if (!wanted) return null;
-    const all = [...this.requests.values()];
-    const names = (r) => [r.label.toLowerCase(), r.id.toLowerCase()];
-    return all.find((r) => names(r).includes(wanted)) ?? all.find((r) => names(r).some((n) => n.includes(wanted))) ?? null;
+    const items = [
+      ...[...this.requests.values()].map((r) => ({ names: [r.label, r.id], item: { request: r.id } })),
+      ...[...this.replicas.values()].map((r) => ({ names: [r.id], item: { replica: r.id } })),
+      ...[...this.migrations.values()].map((m) => ({ names: [m.label, m.request_id], item: { request: m.request_id } })),
+    ];
+    const has = (matches) => items.find(({ names }) => names.some((name) => matches(name.toLowerCase())))?.item;
+    return has((name) => name === wanted) ?? has((name) => name.includes(wanted)) ?? null;
   }
 
   byId(id) {

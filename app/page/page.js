@@ -1,5 +1,6 @@
 // The composition of the page: one link feeds one model, and all parts of the page show the model.
 
+import { Ask } from "./ask.js";
 import { Charts } from "./charts.js";
 import { Detail } from "./detail.js";
 import { sentences } from "./level.js";
@@ -15,19 +16,33 @@ const model = new Model();
 
 // --- the theme ---
 
-const themes = { auto: "Light or dark", light: "Light", dark: "Dark" };
+const themes = { auto: "system", light: "light", dark: "dark" };
 let theme = localStorage.getItem("mell-theme") ?? "auto";
 
 function applyTheme() {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  text(by("theme"), { auto: "Auto", light: "Light", dark: "Dark" }[theme]);
-  by("theme").setAttribute("aria-label", `Colours: ${themes[theme]}`);
+  text(by("theme"), `Colours: ${themes[theme]}`);
 }
 applyTheme();
 
-for (const kind of [...KINDS].reverse()) {
-  by("legend").append(make("li", { title: `${kind.share} of a replica's KV capacity` }, make("i", { dataset: { colour: kind.key }, ariaHidden: "true" }), kind.name, make("small", { textContent: kind.share })));
+// --- the legend ---
+
+// The size classes or, where a column shows less than the KV capacity, the same shares of the tokens that it shows.
+let legendOf = null;
+function showLegend(shown, isWhole) {
+  if (legendOf === shown) return;
+  legendOf = shown;
+  const bound = (kind) => whole(Math.floor(shown / [8, 4, 3, 2, 2][kind]));
+  const entries = [...KINDS.entries()].reverse().map(([at, kind]) => {
+    const size = `${at === 4 ? ">" : "≤"} ${bound(at)}`;
+    const words = isWhole ? [kind.name, make("small", { textContent: kind.share })] : [size];
+    const title = isWhole ? `${kind.share} of a replica's KV capacity: ${size} tokens` : `${size} tokens`;
+    return make("li", { title }, make("i", { dataset: { colour: kind.key }, ariaHidden: "true" }), ...words);
+  });
+  const cut = isWhole ? [] : [make("li", {}, make("small", { textContent: `tokens; columns are cut at ${whole(shown)}` }))];
+  by("legend").replaceChildren(...entries, ...cut);
+  by("legend").setAttribute("aria-label", isWhole ? "Size classes, as shares of a replica's KV capacity" : "Sizes of requests");
 }
 
 // --- the parts ---
@@ -40,7 +55,14 @@ const detail = new Detail(model, {
   denied: (refusal) => askKey(refusal.message),
 });
 const select = (item) => detail.open(item);
-const stage = new Stage(by("stage"), model, { select, announce: (words) => text(by("announcement"), words), tip });
+const stage = new Stage(by("stage"), model, { select, announce: (words) => text(by("announcement"), words), tip, scaled: showLegend });
+const ask = new Ask(model, {
+  asked: (id) => {
+    stage.asked = id;
+    stage.update([]);
+  },
+  denied: (refusal) => askKey(refusal.message),
+});
 const charts = new Charts(by("charts"));
 const moves = new Moves(by("moves"), by("moves-note"), select);
 const listing = new Listing(by("listing"), by("replicas"), select);
@@ -68,10 +90,12 @@ by("theme").addEventListener("click", () => {
 
 by("find").addEventListener("submit", (event) => {
   event.preventDefault();
-  const found = model.find(by("query").value);
-  if (found) select({ request: found.id });
-  else text(by("announcement"), "No running request has this id or label.");
+  const wanted = by("query").value.trim();
+  const found = model.find(wanted);
+  if (found) select(found);
+  text(by("found"), found || !wanted ? "" : `No request and no replica has “${wanted}” in its id or label.`);
 });
+by("query").addEventListener("input", () => text(by("found"), ""));
 
 // --- the state of the link ---
 
@@ -82,7 +106,7 @@ function status(state, words) {
 }
 
 function showFacts() {
-  const { as_of, now, mode, policy, wanted, dryRun, service, scaling, disaggregation } = model.head;
+  const { as_of, now, mode, policy, wanted, dryRun, savings, service, scaling, disaggregation } = model.head;
   const late = now - as_of;
   if (late > OLD_S) status("old", `no news from the scheduler for ${age(late)}`);
   else status("live", "live");
@@ -101,6 +125,7 @@ function showFacts() {
     dryRun ? `acting ${dryRun}` : "",
   ].filter(Boolean);
   list(by("facts"), facts);
+  text(by("savings"), savings ?? "");
   list(by("level"), sentences(service, scaling, disaggregation));
   by("empty").hidden = replicas.length > 0;
   text(by("empty"), "No replica runs yet.");
@@ -120,6 +145,7 @@ const link = new Link("events", {
     moves.update(model.migrations);
     listing.update(model.replicas);
     detail.update();
+    ask.update();
     showFacts();
   },
   lost: (message, wait) => status("lost", `${message}; trying again in ${wait < 1 ? "a moment" : `${Math.round(wait)} s`}`),

@@ -1,10 +1,11 @@
 // Drawing on the canvas: columns, blocks, arcs and outlines in the page's colours.
 
 import { KINDS } from "./model.js";
-import { percent, short } from "./words.js";
+import { compact, percent, short, whole } from "./words.js";
 
 export class Painter {
   #colours = {};
+  #inks = {}; // The colour of a text on a block, by the block's.
   #font = "sans-serif";
 
   constructor(context) {
@@ -14,8 +15,9 @@ export class Painter {
 
   recolour() {
     const style = getComputedStyle(document.documentElement);
-    const names = ["track", "line", "ink", "muted", "move", "focus", "surface", "warn", ...KINDS.map((k) => k.key)];
+    const names = ["track", "line", "edge", "ink", "muted", "move", "focus", "surface", "warn", ...KINDS.map((k) => k.key)];
     for (const name of names) this.#colours[name] = style.getPropertyValue(`--${name}`).trim();
+    for (const { key } of KINDS) this.#inks[key] = luminance(this.#colours[key]) > 0.18 ? "#10131c" : "#ffffff";
     this.#font = style.getPropertyValue("--sans").trim() || "sans-serif";
   }
 
@@ -24,7 +26,22 @@ export class Painter {
     this.context.clearRect(0, 0, width, height);
   }
 
-  column({ replica, x, w, bottom, h, named }, name) {
+  // The vertical axis: lines at these numbers of tokens, over the whole width.
+  axis(marks, width) {
+    const c = this.context;
+    c.font = `400 10px ${this.#font}`;
+    c.textAlign = "right";
+    for (const { tokens, y } of marks) {
+      c.fillStyle = this.#colours.edge;
+      c.fillRect(46, Math.round(y), width - 46, 1);
+      c.fillStyle = this.#colours.muted;
+      c.fillText(compact(tokens), 40, y + 3.5);
+    }
+    const top = marks.at(-1);
+    if (top) c.fillText("tokens", 40, top.y - 9);
+  }
+
+  column({ replica, x, w, bottom, h, named, open }, name) {
     const c = this.context;
     const top = bottom - h;
     const starting = replica.state === "STARTING";
@@ -41,7 +58,8 @@ export class Painter {
     }
     if (draining) this.#hatch(x, top, w, h);
     c.fillStyle = draining ? this.#colours.warn : this.#colours.line;
-    if (!starting) c.fillRect(x - 1, top - 2, w + 2, 2);
+    // The line is at the capacity; above a column that goes on there is none.
+    if (!starting && !open) c.fillRect(x - 1, top - 2, w + 2, 2);
     if (!named) {
       if (draining) c.fillRect(x, bottom + 11, w, 2);
       return;
@@ -50,7 +68,8 @@ export class Painter {
     c.font = `500 11px ${this.#font}`;
     c.fillStyle = this.#colours.muted;
     c.fillText(short(name, Math.max(4, Math.floor(w / 6.4))), x + w / 2, bottom + 22, w + 8);
-    const state = starting ? "opening" : draining ? "draining" : percent(replica.used / replica.capacity);
+    const used = w < 150 ? "" : ` of ${whole(replica.capacity)} tokens`;
+    const state = starting ? "opening" : draining ? "draining" : percent(replica.used / replica.capacity) + used;
     c.font = `${draining ? 600 : 400} 10px ${this.#font}`;
     c.fillStyle = draining ? this.#colours.warn : this.#colours.muted;
     c.fillText(state, x + w / 2, top - 5, w + 10);
@@ -120,6 +139,24 @@ export class Painter {
     c.fill();
   }
 
+  // True if a block has room for its request's name.
+  fits({ w, h, waits }) {
+    return !waits && w >= 54 && h >= 14;
+  }
+
+  label({ x, y, w, h }, kind, { label, tokens }) {
+    const c = this.context;
+    c.font = `500 11px ${this.#font}`;
+    c.fillStyle = this.#inks[KINDS[kind].key];
+    const middle = y + h / 2 + 4.5;
+    const count = compact(tokens);
+    const counted = w >= 110;
+    c.textAlign = "left";
+    c.fillText(short(label, Math.floor((w - (counted ? 52 : 12)) / 6.6)), x + 6, middle);
+    c.textAlign = "right";
+    if (counted) c.fillText(count, x + w - 6, middle);
+  }
+
   stripes({ x, y, w, h }) {
     const c = this.context;
     c.fillStyle = this.#colours.surface;
@@ -158,4 +195,11 @@ export class Painter {
     c.lineWidth = width;
     c.strokeRect(place.x - 1.5, place.y - 1, place.w + 3, Math.max(3, place.h) + 1.5);
   }
+}
+
+// The relative luminance of a colour like #2c3a7c, by WCAG.
+function luminance(colour) {
+  const parts = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16) / 255);
+  const [red, green, blue] = parts.map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }

@@ -1,7 +1,7 @@
 // The stage: replicas as columns of requests, with animated moves, keyboard navigation and a pointer.
 
-import { KINDS } from "./model.js";
-import { blocks, columns } from "./layout.js";
+import { KINDS, kindOf } from "./model.js";
+import { blocks, columns, marks, scaleOf } from "./layout.js";
 import { Painter } from "./paint.js";
 import { age, percent, stateAndRole, whole } from "./words.js";
 
@@ -24,15 +24,19 @@ export class Stage {
   #hovered = null;
   #painter;
   frames = [];
+  shown = Infinity; // The tokens that a column is as high as.
 
-  // Callbacks: `select({replica} | {request})` opens an item, `announce(text)` describes the item at the cursor.
-  constructor(canvas, model, { select, announce, tip }) {
+  // Callbacks: `select({replica} | {request})` opens an item, `announce(text)` describes the item at the cursor,
+  // `scaled(tokens, whole)` tells the number of tokens of a column's height, and whether it is the KV capacity.
+  constructor(canvas, model, { select, announce, tip, scaled }) {
     this.canvas = canvas;
     this.model = model;
     this.select = select;
     this.announce = announce;
     this.tip = tip;
+    this.scaled = scaled;
     this.chosen = null;
+    this.asked = null; // The id of the request that this page has sent.
     this.#painter = new Painter(canvas.getContext("2d"));
     new ResizeObserver(() => this.#resize()).observe(canvas.parentElement);
     canvas.addEventListener("keydown", (event) => this.#key(event));
@@ -50,7 +54,7 @@ export class Stage {
   }
 
   get drawn() {
-    return new Map([...this.#sprites].map(([number, sprite]) => [number, { ...sprite.to, replica: sprite.replica }]));
+    return new Map([...this.#sprites].map(([number, sprite]) => [number, { ...sprite.to, replica: sprite.replica, kind: sprite.kind }]));
   }
 
   // Show the model's current state; `news` are new and changed migrations.
@@ -58,7 +62,9 @@ export class Stage {
     const now = performance.now();
     const before = this.#sprites;
     const was = this.#columns;
-    this.#columns = columns(this.model, this.width, this.height);
+    this.shown = scaleOf(this.model, this.shown);
+    this.scaled(this.shown, ![...this.model.replicas.values()].some((r) => r.capacity > this.shown));
+    this.#columns = columns(this.model, this.width, this.height, this.shown);
     this.#fadeColumns(was, now);
     const vanished = new Map();
     for (const [number, sprite] of before) if (!this.model.requests.has(number)) vanished.set(sprite.id, sprite);
@@ -91,9 +97,10 @@ export class Stage {
   #sprite(request, to, old, origin, now) {
     const flies = origin !== null && origin !== old;
     const from = origin ? this.#place(origin, now) : { ...to, y: to.y + to.h, h: 0 };
-    const sprite = { id: request.id, kind: request.kind, replica: request.replica, request, from, to, began: now, flies };
+    const kind = kindOf(request.tokens, this.shown);
+    const sprite = { id: request.id, kind, replica: request.replica, request, from, to, began: now, flies };
     const underWay = old?.flies && now - old.began < FLY_MS;
-    if (underWay) return { ...old, to, request, kind: request.kind };
+    if (underWay) return { ...old, to, request, kind };
     return sprite;
   }
 
@@ -156,6 +163,7 @@ export class Stage {
   // Returns true while anything moves.
   #draw(now) {
     this.#painter.clear(this.width, this.height, this.ratio);
+    this.#painter.axis(marks(this.#columns, this.shown), this.width);
     for (const column of this.#columns.values()) this.#painter.column(column, this.model.name(column.replica.id));
     this.#leaving = this.#leaving.filter((gone) => now - gone.began < FADE_MS);
     for (const gone of this.#leaving) this.#painter.gone(gone, (now - gone.began) / FADE_MS);
@@ -168,15 +176,20 @@ export class Stage {
   #drawBlocks(now) {
     const groups = KINDS.map(() => []);
     const flying = [];
+    const labels = [];
     let moving = false;
     for (const sprite of this.#sprites.values()) {
       const place = this.#place(sprite, now);
       moving ||= place !== sprite.to;
       if (sprite.flies && place !== sprite.to) flying.push([place, sprite.kind]);
-      else groups[sprite.kind].push(place);
+      else {
+        groups[sprite.kind].push(place);
+        if (this.#painter.fits(place)) labels.push([place, sprite]);
+      }
     }
     groups.forEach((places, kind) => this.#painter.blocks(places, kind));
     for (const sprite of this.#sprites.values()) if (sprite.request.phase === "moving") this.#painter.stripes(this.#place(sprite, now));
+    for (const [place, { kind, request }] of labels) this.#painter.label(place, kind, request);
     for (const [place, kind] of flying) this.#painter.flying(place, kind);
     return moving;
   }
@@ -190,6 +203,7 @@ export class Stage {
   #drawMarks(now) {
     const outline = (place, colour, width) => this.#painter.outline(place, colour, width);
     for (const sprite of this.#sprites.values()) {
+      if (sprite.id === this.asked) outline(this.#place(sprite, now), "move", 3);
       if (sprite.id === this.chosen || sprite.request.number === this.#hovered) outline(this.#place(sprite, now), "ink", 2);
     }
     if (document.activeElement !== this.canvas || !this.canvas.matches(":focus-visible")) return;

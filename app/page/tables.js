@@ -3,6 +3,8 @@
 import { predicted, took } from "./model.js";
 import { clock, make, percent, seconds, short, stateAndRole, text, whole } from "./words.js";
 
+// The colours of states.
+const STATES = { RUNNING: "good", STARTING: "starting", DRAINING: "draining", STOPPED: "stopped" };
 const OUTCOMES = { committed: "moved", aborted: "stayed", refused: "refused" };
 
 // Rows are kept by id, and unchanged cells are not touched, so that focus and selection persist.
@@ -81,7 +83,7 @@ export class Listing {
     if (!this.details.open) return;
     this.rows.update(this.last, (r) => [
       { value: r.id, open: () => this.select({ replica: r.id }) },
-      { value: stateAndRole(r), kind: r.state.toLowerCase() },
+      { value: stateAndRole(r), kind: STATES[r.state] },
       { value: short(r.node), title: r.node },
       number(whole(r.requests.length)),
       number(whole(r.used)),

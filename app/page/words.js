@@ -5,6 +5,9 @@ const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 export const whole = (value) => WHOLE.format(value);
 export const percent = (share) => (share === null || !Number.isFinite(share) ? "–" : `${(share * 100).toFixed(0)} %`);
 
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
+export const compact = (value) => COMPACT.format(value).replace("K", "k");
+
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 0.0095) return `${(value * 1000).toFixed(1)} ms`;

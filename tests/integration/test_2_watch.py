@@ -114,10 +114,21 @@ async def test_a_forced_move_appears_on_the_page_and_its_button_makes_another(ap
         await page.page.press("#query", "Enter")
         await page.page.select_option("#detail select[name=target]", source)
         await page.page.click("#detail button[type=submit]")
-        await page.page.click("#ask-yes")
+        await page.page.click("#sure-yes")
         await page.on(request, source)
         (back, *_) = [m for m in await client.migrations() if m["request_id"] == request]
         assert (back["source"], back["target"], back["reason"]) == (target, source, "requested by operator")
+        await page.page.fill("#ask-prompt", "Where do blocks move?")
+        await page.page.click("#ask-send")
+        await page.page.wait_for_function("() => !document.querySelector('#ask-move').disabled")
+        await page.page.click("#ask-move")
+        await page.page.wait_for_function(
+            "() => /moved once, paused/.test(document.querySelector('#ask-note').textContent)"
+        )
+        before = len(await page.page.inner_text("#ask-answer"))
+        ended = "() => document.querySelector('#ask-note').textContent.startsWith('complete')"
+        await page.page.wait_for_function(ended)
+        assert len(await page.page.inner_text("#ask-answer")) > before
         assert page.errors == []
         running.cancel()
         await client.idle()

@@ -26,6 +26,8 @@ Point = list[float | int | None]
 
 Times are in seconds; None without measurements.
 """
+WORST_FIT = 3
+"""The index of worst fit in a point."""
 
 Pair = tuple[float | None, float | None]
 

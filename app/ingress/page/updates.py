@@ -14,6 +14,7 @@ numbers:
                 replica, null if unknown
     migrations  new and changed ones, newest first
     points      new points of the charts, see `app.ingress.page.charts`
+    savings     the sentence of `app.ingress.page.savings`; null unless Mell acts
 
 A request in hand-over is on two replicas and has a number on each.
 """
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from app.ingress.page.charts import Point
+from app.ingress.page.charts import WORST_FIT, Point
+from app.ingress.page.savings import savings
 
 MIGRATIONS = 100
 POINTS = 400
@@ -75,7 +77,9 @@ class PageState:
         """Apply a sample; the changes since the last one."""
         replicas = sample.state["replicas"]
         dry_run = sample.state.get("dry_run", {}).get("said")
-        self._head = {name: sample.state.get(name) for name in _HEAD} | {"now": sample.now, "dry_run": dry_run}
+        saved = savings(sample.state, sample.migrations, int(sample.point[WORST_FIT] or 0), sample.now)
+        head = {name: sample.state.get(name) for name in _HEAD}
+        self._head = head | {"now": sample.now, "dry_run": dry_run, "savings": saved}
         self._points.append(sample.point)
         return self._head | {
             **self._update_replicas(replicas),

@@ -1,12 +1,22 @@
 """A synthetic cluster behind the real routes: requests arrive, grow, move and end.
 
-`SyntheticCluster` is stepped, not timed, so that tests control it; `SyntheticBackend` serves it to the routes.
+`SyntheticCluster` is stepped, not timed, so that tests control it; `SyntheticBackend` serves it to the routes, and
+`SyntheticModel` answers calls, each with a request in the cluster.
 """
 
+import asyncio
+import itertools
+import json
 import random
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.api.report import Gauges, replica_json
@@ -61,6 +71,7 @@ class SyntheticCluster:
     seed: int = 1
     now: float = field(default_factory=time.time)
     dry_run: dict[str, Any] | None = None
+    capacity: int = CAPACITY
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -92,7 +103,7 @@ class SyntheticCluster:
     def arrive(self, aged: bool = False) -> SyntheticRequest:
         """Add a request by best fit; without room it waits on the emptiest replica."""
         rng, self._count = self.rng, self._count + 1
-        share = self.replicas * CAPACITY * 0.72 / max(1, self.requests) / 2400
+        share = self.replicas * self.capacity * 0.72 / max(1, self.requests) / 2400
         tokens = max(20, int(rng.choices(_SIZES, _WEIGHTS)[0] * rng.uniform(0.6, 1.3) * min(1.0, share)))
         live = SyntheticRequest(
             RequestId(f"cmpl-{rng.getrandbits(64):016x}"),
@@ -103,7 +114,7 @@ class SyntheticCluster:
             immovable=_STAYS if rng.random() < 0.03 else None,
         )
         names = sorted(self.running(), key=self.used)
-        fitting = [name for name in names if self.used(name) + live.tokens < CAPACITY * 0.93]
+        fitting = [name for name in names if self.used(name) + live.tokens < self.capacity * 0.93]
         if not fitting:
             live.phase = Phase.WAITING
         self.held[fitting[-1] if fitting else names[0]].append(live)
@@ -131,13 +142,13 @@ class SyntheticCluster:
             del self.states[name], self.held[name]
             return
         movable = [live for live in self.held[name] if live.immovable is None and live.phase is not Phase.WAITING]
-        if movable and (leaving or self.used(name) > CAPACITY * 0.97):
+        if movable and (leaving or self.used(name) > self.capacity * 0.97):
             live = min(movable, key=lambda live: live.tokens)
-            room = [n for n in self.running() if n != name and self.used(n) + live.tokens < CAPACITY * 0.93]
+            room = [n for n in self.running() if n != name and self.used(n) + live.tokens < self.capacity * 0.93]
             if room:
                 self.move(live, name, max(room, key=self.used), Reason.DRAIN if leaving else Reason.OVERLOAD)
         for live in self.held.get(name, []):
-            if live.phase is Phase.WAITING and self.used(name) + live.tokens < CAPACITY * 0.95:
+            if live.phase is Phase.WAITING and self.used(name) + live.tokens < self.capacity * 0.95:
                 live.phase = Phase.DECODE
 
     def move(
@@ -197,7 +208,7 @@ class SyntheticCluster:
         } | ({"dry_run": self.dry_run} if self.dry_run else {})
 
     def _replica(self, name: str) -> dict[str, Any]:
-        free = max(0, CAPACITY - self.used(name))
+        free = max(0, self.capacity - self.used(name))
         requests = tuple(
             RequestLoad(r.id, r.label, Tokens(r.tokens), r.phase, self.now - r.born, r.hop, r.immovable)
             for r in self.held[name]
@@ -206,13 +217,14 @@ class SyntheticCluster:
             ReplicaId(name),
             self.states[name],
             "10.0.0.4",
-            Tokens(CAPACITY),
+            Tokens(self.capacity),
             BLOCK,
             Blocks(free // BLOCK),
             256,
             requests,
         )
-        used = Occupancy(Blocks((CAPACITY - free) // BLOCK), Blocks(free // BLOCK // 3), Blocks(free // BLOCK // 2))
+        active = Blocks((self.capacity - free) // BLOCK)
+        used = Occupancy(active, Blocks(free // BLOCK // 3), Blocks(free // BLOCK // 2))
         host = Occupancy(Blocks(0), Blocks(40), Blocks(60))
         tiers = {Tier.HBM: used, Tier.DRAM: host}
         cache = CacheReport(None, tiers, 7, True, {}, Prefilled(int(100 * self.now), int(30 * self.now)))
@@ -233,7 +245,9 @@ class SyntheticBackend(Backend):
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         self.looks += 1
-        return await self.state(), await self.migrations()
+        # The scheduler is there, also if nothing happens in its cluster.
+        state = await self.state() | {"as_of": time.time()}
+        return state, await self.migrations()
 
     async def state(self) -> dict[str, Any]:
         if self.live:
@@ -270,3 +284,52 @@ class SyntheticBackend(Backend):
             return MoveRejected(404, f"no replica {replica!r} is running")
         self.cluster.states[replica] = ReplicaState.DRAINING
         return MoveAccepted(replica)
+
+
+class SyntheticModel:
+    """Answers chats and completions with a word per 20 ms, while a request on the first replica grows.
+
+    `refusal` are the message and status of the next calls to chats; `key` is the API key. Answers end with `finish`.
+    """
+
+    def __init__(self, cluster: SyntheticCluster) -> None:
+        self.cluster = cluster
+        self.key: str | None = None
+        self.refusal: tuple[str, int] | None = None
+        self.finish = asyncio.Event()
+        self.bodies: list[dict[str, Any]] = []
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self.answer, methods=["POST"]),
+                Route("/v1/completions", self.answer, methods=["POST"]),
+            ]
+        )
+
+    async def answer(self, http: Request) -> Response:
+        """POST of a chat or a completion."""
+        chats = http.url.path.endswith("/chat/completions")
+        if self.key is not None and http.headers.get("authorization") != f"Bearer {self.key}":
+            return JSONResponse({"error": {"message": "this call requires a key"}}, 401)
+        if chats and self.refusal is not None:
+            return JSONResponse({"error": {"message": self.refusal[0]}}, self.refusal[1])
+        self.bodies.append(await http.json())
+        return StreamingResponse(self._events(http.headers["x-request-id"], chats), media_type="text/event-stream")
+
+    async def _events(self, label: str, chats: bool) -> AsyncIterator[str]:
+        cluster = self.cluster
+        live = SyntheticRequest(RequestId(f"id-{label}"), label, 24, cluster.now, 1 << 30)
+        cluster.held[cluster.running()[0]].append(live)
+        try:
+            for word in itertools.count():
+                said = f"word{word} "
+                choice = {"delta": {"content": said}} if chats else {"text": said}
+                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+                live.tokens += 1
+                if self.finish.is_set():
+                    break
+                await asyncio.sleep(0.02)
+            yield "data: [DONE]\n\n"
+        finally:
+            for held in cluster.held.values():
+                if live in held:
+                    held.remove(live)

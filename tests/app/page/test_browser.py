@@ -17,8 +17,7 @@ import uvicorn
 from app.ingress.http.control import ControlRoutes
 from policies.model import ReplicaState
 from policies.plan import Reason
-from tests.app.ingress.fakes import completions
-from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
+from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster, SyntheticModel
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -46,9 +45,10 @@ class Served:
 
     async def _serve(self) -> None:
         self.backend = SyntheticBackend(self.cluster, self.admin_key, self.live)
+        self.model = SyntheticModel(self.cluster)
         self.routes = ControlRoutes(self.backend)
         config = uvicorn.Config(
-            self.routes.app(completions(self.backend)), log_config=None, lifespan="off", timeout_graceful_shutdown=1
+            self.routes.app(self.model.app), log_config=None, lifespan="off", timeout_graceful_shutdown=1
         )
         self.server = uvicorn.Server(config)
         self.loop = asyncio.get_running_loop()
@@ -141,6 +141,7 @@ def test_every_replica_and_request_of_the_state_is_drawn(opened: Opened, served:
 def test_the_dry_run_is_shown(opened: Opened, served: Served) -> None:
     served.cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
     opened.live().get_by_text("acting would have freed 2 GPUs for 5 minutes: 3 moves").wait_for()
+    assert opened.page.inner_text("#savings").startswith("6 replicas serve 40 requests")
 
 
 def test_requests_of_a_class_are_together_and_do_not_overlap(opened: Opened) -> None:
@@ -185,6 +186,138 @@ def test_replicas_come_drain_and_go(opened: Opened, served: Served) -> None:
     assert opened.errors == []
 
 
+def test_small_requests_have_colours_and_names(browser: Any) -> None:
+    service = Served(SyntheticCluster(2, 6, capacity=400_000))
+    try:
+        opened = Opened(browser, service.url)
+        page = opened.live()
+        drawn = opened.drawn().values()
+        assert max(place["h"] for place in drawn) > 40 and min(place["w"] for place in drawn) > 200
+        shown = page.evaluate("mell.stage.shown")
+        largest = max(sum(live.tokens for live in held) for held in service.cluster.held.values())
+        assert largest <= shown <= 10 * largest
+        assert f"columns are cut at {shown:,}" in page.inner_text("#legend")
+        kinds = page.evaluate("[...mell.stage.drawn.values()].map((place) => place.kind)")
+        assert len(set(kinds)) > 1, "relative to what is shown, sizes differ"
+
+        def grow(cluster: SyntheticCluster) -> None:
+            live = next(live for held in cluster.held.values() for live in held)
+            live.tokens = cluster.capacity * 3 // 4
+
+        service.call(grow)
+        opened.until("(capacity) => mell.stage.shown === capacity", service.cluster.capacity)
+        assert "cut" not in page.inner_text("#legend") and opened.errors == []
+        opened.context.close()
+    finally:
+        service.close()
+
+
+def test_the_search_finds_replicas_and_ended_requests_and_names_what_it_does_not_find(
+    opened: Opened, served: Served
+) -> None:
+    page = opened.live()
+    page.fill("#query", "nobody")
+    page.press("#query", "Enter")
+    assert page.inner_text("#found") == "No request and no replica has “nobody” in its id or label."
+    page.fill("#query", "engine-003")
+    assert page.inner_text("#found") == ""
+    page.press("#query", "Enter")
+    assert page.inner_text("#detail-title") == "Replica engine-003"
+
+    def move_and_end(cluster: SyntheticCluster) -> str:
+        source, live = next((n, r) for n, held in cluster.held.items() for r in held)
+        target = next(name for name in cluster.running() if name != source)
+        cluster.move(live, source, target, Reason.BALANCE)
+        for held in cluster.held.values():
+            if live in held:
+                held.remove(live)
+        return live.label
+
+    label = served.call(move_and_end)
+    opened.until("(label) => [...mell.model.migrations.values()].some((m) => m.label === label)", label)
+    page.fill("#query", label)
+    page.press("#query", "Enter")
+    assert page.inner_text("#detail-title") == label and "no longer running" in page.inner_text("#detail-sub")
+
+
+def test_a_running_replica_has_the_colour_of_health(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    served.call(lambda cluster: cluster.states.update({"engine-002": ReplicaState.DRAINING}))
+    opened.until("() => mell.model.replicas.get('engine-002')?.state === 'DRAINING'")
+    page.click("#listing summary")
+    colours = {
+        row.locator("td").first.inner_text(): row.locator("td")
+        .nth(1)
+        .evaluate("(cell) => getComputedStyle(cell).color")
+        for row in page.locator("#replicas tbody tr").all()
+    }
+    by_name = page.evaluate("""() => Object.fromEntries(['good', 'warn'].map((name) => {
+        const probe = document.body.appendChild(document.createElement('i'));
+        probe.style.color = `var(--${name})`;
+        return [name, getComputedStyle(probe).color]; }))""")
+    assert (colours["engine-001"], colours["engine-002"]) == (by_name["good"], by_name["warn"])
+
+
+def test_an_answer_streams_and_goes_on_while_its_block_moves(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    page.fill("#ask-prompt", "Where do blocks move?")
+    page.press("#ask-prompt", "Enter")
+    opened.until("() => !document.querySelector('#ask-move').disabled")
+    assert served.model.bodies[0]["messages"] == [{"role": "user", "content": "Where do blocks move?"}]
+    assert "on replica 001" in page.inner_text("#ask-note")
+    assert page.evaluate("mell.stage.asked") == page.evaluate("mell.model.find('page-').request")
+    page.click("#ask-move")
+    opened.until("() => document.querySelector('#ask-note').textContent.includes('moved once, paused ')")
+    assert served.cluster.records[0].source == "engine-001"
+    before = page.inner_text("#ask-answer")
+    opened.until("(before) => document.querySelector('#ask-answer').innerText.length > before + 20", len(before))
+    served.call(lambda cluster: served.model.finish.set())
+    opened.until("() => document.querySelector('#ask-note').textContent.startsWith('complete, ')")
+    words = page.inner_text("#ask-answer").replace("↷", "").split()
+    assert words == [f"word{number}" for number in range(len(words))] and len(words) > 10
+    assert page.evaluate("mell.stage.asked") is None and opened.errors == []
+
+
+def test_an_answer_can_be_stopped(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    page.fill("#ask-prompt", "x")
+    page.click("#ask-send")
+    opened.until("() => document.querySelector('#ask-answer').innerText.includes('word3')")
+    page.click("#ask-send")
+    opened.until("() => document.querySelector('#ask-note').textContent.startsWith('stopped')")
+    opened.until("() => mell.model.find('page-') === null")
+
+
+def test_without_a_chat_template_the_prompt_is_continued(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    served.model.refusal = ("the tokenizer has no chat template", 400)
+    served.model.finish.set()
+    page.fill("#ask-prompt", "Blocks")
+    page.click("#ask-send")
+    opened.until("() => document.querySelector('#ask-note').textContent.startsWith('complete')")
+    assert served.model.bodies[0]["prompt"] == "Blocks" and page.inner_text("#ask-answer").startswith("word0")
+    served.model.refusal = ("the model is away", 503)
+    page.reload()
+    opened.live()
+    page.fill("#ask-prompt", "Blocks")
+    page.click("#ask-send")
+    opened.until("() => document.querySelector('#ask-note').textContent.startsWith('the model is away')")
+
+
+def test_a_key_for_the_model_is_asked_for_only_if_it_is_needed(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    served.model.key = KEY
+    served.model.finish.set()
+    assert page.is_hidden("#ask-key")
+    page.fill("#ask-prompt", "x")
+    page.click("#ask-send")
+    page.fill("#ask-key-value", KEY)
+    page.click("#ask-send")
+    opened.until("() => document.querySelector('#ask-note').textContent.startsWith('complete')")
+    assert page.is_hidden("#ask-key")
+    assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+
+
 def test_a_request_shows_its_moves_and_moves_on_demand(opened: Opened, served: Served) -> None:
     page = opened.live()
     source, live = next((n, r) for n, held in served.cluster.held.items() for r in held if r.immovable is None)
@@ -195,11 +328,11 @@ def test_a_request_shows_its_moves_and_moves_on_demand(opened: Opened, served: S
     assert f"{live.tokens:,}" in page.inner_text("#detail-facts") and source in page.inner_text("#detail-facts")
     page.select_option("#detail select[name=target]", target)
     page.click("#detail button[type=submit]")
-    assert live.label in page.inner_text("#ask-text")
-    page.click("#ask-dialog button[value=no]")
+    assert live.label in page.inner_text("#sure-text")
+    page.click("#sure-dialog button[value=no]")
     assert served.cluster.records == []
     page.click("#detail button[type=submit]")
-    page.click("#ask-yes")
+    page.click("#sure-yes")
     opened.until("() => document.querySelector('#detail-message').textContent.includes('begun')")
     opened.until("(id) => document.querySelector('#detail-facts').innerText.includes(id)", target)
     opened.until("(id) => document.querySelector('#detail-list').innerText.includes('requested by operator')")
@@ -215,7 +348,7 @@ def test_an_immovable_request_and_a_refusal_show_the_reason(opened: Opened, serv
     page.press("#query", "Enter")
     assert "no: its stop strings" in page.inner_text("#detail-facts")
     page.click("#detail button[type=submit]")
-    page.click("#ask-yes")
+    page.click("#sure-yes")
     opened.until("() => document.querySelector('#detail-message').dataset.kind === 'bad'")
     assert page.inner_text("#detail-message") == live.immovable
 
@@ -225,7 +358,7 @@ def test_a_replica_is_drained_on_demand(opened: Opened, served: Served) -> None:
     page.click("#listing summary")
     page.locator("#replicas tbody tr").nth(2).locator("button").click()
     page.click("#detail button[type=submit]")
-    page.click("#ask-yes")
+    page.click("#sure-yes")
     opened.until("() => document.querySelector('#detail-facts').innerText.includes('draining')")
     assert list(served.cluster.states.values()).count(ReplicaState.DRAINING) == 1
     assert opened.errors == []
@@ -249,7 +382,7 @@ def test_without_the_key_nothing_happens(browser: Any) -> None:
         page.focus("#stage")
         page.keyboard.press("Enter")
         page.click("#detail button[type=submit]")
-        page.click("#ask-yes")
+        page.click("#sure-yes")
         opened.until("() => document.querySelector('#detail-message').innerText.includes('Authorization')")
         assert all(state is ReplicaState.RUNNING for state in service.cluster.states.values())
         opened.context.close()
