@@ -3,7 +3,7 @@
 import { KeyStore, Refused, order, post } from "./link.js";
 import { make, seconds, text, whole } from "./words.js";
 
-const MAX_TOKENS = 600;
+const MAX_TOKENS = 600; // Of a continued text, which otherwise ends after 16. A chat may go on to its end.
 const ROUTES = { chat: "../v1/chat/completions", text: "../v1/completions" };
 
 const by = (id) => document.getElementById(id);
@@ -82,8 +82,10 @@ export class Ask {
 
   // A model without a chat template takes the prompt as a text to continue.
   async #read(prompt) {
-    const body = { stream: true, max_tokens: MAX_TOKENS };
-    const bodies = { chat: { ...body, messages: [{ role: "user", content: prompt }] }, text: { ...body, prompt } };
+    const bodies = {
+      chat: { stream: true, messages: [{ role: "user", content: prompt }] },
+      text: { stream: true, prompt, max_tokens: MAX_TOKENS },
+    };
     const headers = { "X-Request-Id": this.#label, ...(apiKey.get() ? { Authorization: `Bearer ${apiKey.get()}` } : {}) };
     const send = () => post(ROUTES[this.#route], bodies[this.#route], headers, this.#stream.signal);
     let response;

@@ -236,6 +236,8 @@ class LiveScheduler:
         """The naming of blocks that all replicas with a mirror have, or the reason why there is none."""
         known = self._gatherer.gauges.values()
         namings = {gauges.naming for gauges in known if gauges.naming is not None}
+        if not known:
+            return "no replica has reported yet"
         if not namings:
             off = {gauges.cache.off for gauges in known if gauges.cache is not None and gauges.cache.off}
             return "; ".join([_NO_MIRROR, *sorted(off)])

@@ -126,9 +126,10 @@ async def test_a_forced_move_appears_on_the_page_and_its_button_makes_another(ap
             "() => /moved once, paused/.test(document.querySelector('#ask-note').textContent)"
         )
         before = len(await page.page.inner_text("#ask-answer"))
-        ended = "() => document.querySelector('#ask-note').textContent.startsWith('complete')"
-        await page.page.wait_for_function(ended)
-        assert len(await page.page.inner_text("#ask-answer")) > before
+        grown = "(before) => document.querySelector('#ask-answer').innerText.length > before"
+        await page.page.wait_for_function(grown, arg=before)
+        await page.page.click("#ask-send")
+        await page.page.wait_for_function("() => document.querySelector('#ask-note').textContent.startsWith('stopped')")
         assert page.errors == []
         running.cancel()
         await client.idle()
