@@ -24,6 +24,8 @@ from docs.make.dashboard import PAGE, page
 from migration.kv.cache_events import PoolContents
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.record import CopyCounts
+from policies.cost.service import ServiceLevel
+from policies.decision.level.service import ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import Blocks, Tokens
 
@@ -44,6 +46,7 @@ VLLM = {
 def exported() -> dict[str, set[str]]:
     """Every sample name there may be, with its labels."""
     scheduler, requests = Telemetry(), RequestTelemetry("model")
+    scheduler.service(ServiceReport(ServiceLevel(ttft_p99_s=1.0)))
     scheduler.dry_run(DryRun(1.0, 1, 1, 0, 1.0, 1.0, 0, Tokens(0)))
     names = {name: labels | {"replica"} for name, labels in VLLM.items()}
     names["mell_metrics_unreachable"] = {"deployment", "replica"}
