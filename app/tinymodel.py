@@ -115,7 +115,9 @@ def _make_tokenizer(folder: Path) -> None:
 def _make_weights(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,

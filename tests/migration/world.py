@@ -32,6 +32,12 @@ SLOT_BLOCKS = 8
 LIMITS = MigrationLimits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
 
 
+def calls_of(replica: ReplicaId, moves: Moves, engine: Any, adopt_s: float) -> PeerCalls:
+    """What takes the calls of other replicas, for migrations and copies alone."""
+    unused: Any = None
+    return PeerCalls(replica, moves, unused, unused, engine, adopt_s)
+
+
 class LocalPeer:
     """Calls another replica's `Moves` directly. `fault` is raised, or awaited, before the named call."""
 
@@ -98,8 +104,7 @@ class Replica:
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
         self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), lease_s)
-        unused: Any = None
-        self.calls = PeerCalls(self.id, self.moves, unused, unused, engine, limits.adopt_s)
+        self.calls = calls_of(self.id, self.moves, engine, limits.adopt_s)
 
     @property
     def idle(self) -> bool:

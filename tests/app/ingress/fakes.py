@@ -106,6 +106,7 @@ class Replica(world.Replica):
     ) -> None:
         super().__init__(name, {}, StoppingEngine(step_s), SharedSlots(), lease_s, limits)
         self.moves = Moves(self.moves._world, self.host, lambda to: Peer(cluster[to], self), lease_s)
+        self.calls = world.calls_of(self.id, self.moves, self.engine, limits.adopt_s)
         self.dead = False
         self.model = self.engine.fingerprint.model
 

@@ -54,7 +54,7 @@ async def test_the_api_stands_beside_the_operators_routes(served: tuple[VllmApi,
     api.check_health()
     answer = await client.post("/v1/completions", json={"model": "mell-tiny", "prompt": [5, 6], "max_tokens": 16})
     assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 16)
-    assert set((await client.get("/mell/state")).json()) == {"replicas"}
+    assert "replicas" in (await client.get("/mell/state")).json()
     assert (await client.get("/version")).json()["vllm"] == "2"
     assert (await client.get("/metrics")).text == "# metrics\n"
     assert (await client.get("/v1/unknown")).status_code == 404

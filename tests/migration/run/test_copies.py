@@ -14,6 +14,7 @@ from deployments.engine.tokens import expected
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.peers import PeerCalls
 from deployments.replica.prefix_cache.copies import AT_ONCE, Copies
 from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.continuing import plain_spec, to_spec
@@ -33,7 +34,7 @@ from policies.causes import Cause
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
-from tests.migration.world import LocalPeer
+from tests.migration.world import LocalPeer, calls_of
 
 BLOCK = 4
 SLOT_BLOCKS = 8
@@ -53,6 +54,7 @@ class CachedReplica:
     host: RequestHost
     moves: Moves
     copies: Copies
+    calls: PeerCalls
     faults: dict[str, Exception | str] = field(default_factory=dict)
 
     @property
@@ -100,7 +102,9 @@ def make_cluster(
         parts = id, host, engine, transport or SharedSlots(), slots
         world = MigrationWorld(*parts, LIMITS, clock, time.time, hides_handed_over)
         moves = Moves(world, host, peer_in(cluster), lease_s)
-        cluster[id] = CachedReplica(id, engine, slots, host, moves, Copies(world, engine, peer_in(cluster), lease_s))
+        copies = Copies(world, engine, peer_in(cluster), lease_s)
+        calls = calls_of(id, moves, engine, LIMITS.adopt_s)
+        cluster[id] = CachedReplica(id, engine, slots, host, moves, copies, calls)
     return cluster
 
 
