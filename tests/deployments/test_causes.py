@@ -10,6 +10,7 @@ import pytest
 from deployments.engine.paced import PacedEngine
 from deployments.engine.port import Tie
 from deployments.replica.deployment import EngineReplica
+from deployments.scheduler import scaler
 from migration.protocol import errors
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
@@ -208,7 +209,11 @@ REFUSALS: list[tuple[Cause, Callable[[], Awaitable[None]]]] = [
 
 
 @pytest.mark.parametrize(("cause", "ask"), REFUSALS, ids=[cause for cause, _ in REFUSALS])
-async def test_a_call_is_refused(cause: Cause, ask: Callable[[], Awaitable[None]]) -> None:
+async def test_a_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch, cause: Cause, ask: Callable[[], Awaitable[None]]
+) -> None:
+    monkeypatch.setattr(scaler, "generation", lambda: "g")
+    monkeypatch.setattr(scaler, "read_bounds", lambda app, generation, configured: configured)
     with pytest.raises(Refused) as caught:
         await ask()
     assert caught.value.cause is cause

@@ -41,7 +41,7 @@ from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, Tail
-from migration.protocol.ports import Generated, Loss, LossKind
+from migration.protocol.ports import Generated, Loss
 from migration.protocol.reading import Output, Reader
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId, RequestSpec
@@ -681,7 +681,7 @@ class Completions:
                     response = JSONResponse(self._chunk([(c, [t async for t in c.timed()]) for c in choices]))
                 await response(scope, receive, send)
         except NotServed as error:
-            failed = to_vllm_error(error.loss)
+            failed = note_loss(error.loss)
             await JSONResponse(failed.body(), failed.status)(scope, receive, send)
 
     @contextlib.asynccontextmanager
@@ -701,7 +701,7 @@ class Completions:
             async for tokens in choice.timed():
                 yield f"data: {json.dumps(self._chunk([(choice, [tokens])]))}\n\n".encode()
         except NotServed as error:
-            yield to_vllm_error(error.loss).event()
+            yield note_loss(error.loss).event()
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, choices: "Sequence[tuple[TimedConversation, Sequence[Sequence[int]]]]") -> dict[str, Any]:
@@ -730,9 +730,12 @@ class TimedConversation:
             yield tokens
 
 
-def to_vllm_error(loss: Loss) -> ApiError:
-    """The error that vLLM's application answers for a loss."""
-    return ApiError({LossKind.INVALID: 400, LossKind.UNAVAILABLE: 503, LossKind.INTERNAL: 500}[loss.kind], loss.text)
+def note_loss(loss: Loss) -> ApiError:
+    """The error of a loss, which the call has from now on, as from vLLM's client of engines."""
+    call, error = CURRENT.get(), ApiError.of(loss)
+    assert call is not None
+    call.failure = error
+    return error
 
 
 def text_of(tokens: Iterable[int]) -> str:
