@@ -324,7 +324,7 @@ class SteadyListing:
     """Implements `Listing`: Serve lists all replicas, and stops none."""
 
     listed = is_current = True
-    deployed_at = None
+    deployed_at: float | None = None
 
     def __init__(self, count: int) -> None:
         self.wanted_by_serve = count
