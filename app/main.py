@@ -32,7 +32,15 @@ from app.settings import (
 from app.shipped import SHIPPED
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
-from deployments.config import Caching, Disaggregation, EngineConfig, Isolation, SchedulerConfig, Topology
+from deployments.config import (
+    Caching,
+    Disaggregation,
+    EngineConfig,
+    Isolation,
+    Placement,
+    SchedulerConfig,
+    Topology,
+)
 from deployments.serve.environment import MARK
 from deployments.serve.retirement import controller
 
@@ -253,7 +261,11 @@ def _engine_deployment(settings: Settings) -> Any:
     config = settings.deployment_config
     scaling = config.autoscaling_config
     env = _ENV | ({} if settings.gpus else {**CPU_ENV, **_compiled()}) | (HOOK if config.standby else {})
-    resources: dict[str, Any] = {"num_cpus": config.num_cpus, "runtime_env": {"env_vars": env}}
+    resources: dict[str, Any] = {
+        "num_cpus": config.num_cpus,
+        "resources": config.placement.resources,
+        "runtime_env": {"env_vars": env},
+    }
     if settings.gpus:
         resources["num_gpus"] = settings.gpus
         resources["accelerator_type"] = settings.accelerator_type
@@ -302,6 +314,11 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
     )
 
 
+def _light(placement: Placement) -> dict[str, Any]:
+    """The options of a process without a part of its own in a node's CPUs."""
+    return {"num_cpus": 0, "resources": placement.resources, "runtime_env": {"env_vars": _ONE_LOOP}}
+
+
 def _scheduler_deployment(settings: Settings) -> Any:
     from deployments.scheduler.deployment import EpochScheduler
 
@@ -309,7 +326,7 @@ def _scheduler_deployment(settings: Settings) -> Any:
         EpochScheduler,
         name="Scheduler",
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _ONE_LOOP}},
+        ray_actor_options=_light(settings.scheduler.placement),
         max_ongoing_requests=UNLIMITED,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
@@ -325,7 +342,7 @@ def _ingress_deployment(settings: Settings) -> Any:
         IngressReplica,
         name="Ingress",
         num_replicas=settings.ingress.num_replicas,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _ONE_LOOP}},
+        ray_actor_options=_light(settings.ingress.placement),
         max_ongoing_requests=UNLIMITED,
         # A new ingress listens before the old one stops.
         max_surge_percent=100,

@@ -44,6 +44,15 @@ class SettingsSection(BaseModel):
     )
 
 
+class Placement(SettingsSection):
+    """The nodes on which a process may run."""
+
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="Custom resources of Ray that the node must have, with the amount that each process takes.",
+    )
+
+
 class MigrationSettings(SettingsSection):
     """Transport, memory and time limits of migrations."""
 
@@ -228,6 +237,7 @@ class SchedulerSettings(SettingsSection):
         "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode. `mell mode` "
         "changes it at run time.",
     )
+    placement: Placement = Field(default_factory=Placement, description="Nodes for the scheduler.")
     routing: Routing = Field(
         Routing.TREE,
         strict=False,

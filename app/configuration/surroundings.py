@@ -11,9 +11,10 @@ from typing import Any
 _SCALING = "write args.deployment_config.autoscaling_config instead; `mell bounds MIN MAX` changes it at run time"
 _INGRESS = "write args.ingress.num_replicas instead"
 _RESOURCES = (
-    "write args.deployment_config.num_cpus and num_gpus, or accelerator_type, instead; environment variables as "
-    "runtime_env of the application, beside args"
+    "write args.deployment_config.num_cpus, num_gpus and placement, or accelerator_type, instead; environment "
+    "variables as runtime_env of the application, beside args"
 )
+_NODES = "write args.{}.placement instead; environment variables as runtime_env of the application, beside args"
 _SET = "Mell sets it: remove it"
 _SAME = ("graceful_shutdown_timeout_s", "health_check_period_s", "health_check_timeout_s")
 _OF_ENGINE: Mapping[str, str] = {
@@ -26,6 +27,7 @@ _OF_ENGINE: Mapping[str, str] = {
     **{name: f"write args.deployment_config.{name} instead" for name in _SAME},
 }
 _OF_INGRESS: Mapping[str, str] = {
+    "ray_actor_options": _NODES.format("ingress"),
     "autoscaling_config": _INGRESS,
     "num_replicas": _INGRESS,
     "max_ongoing_requests": "write args.ingress.max_requests instead",
@@ -35,7 +37,10 @@ _OF_INGRESS: Mapping[str, str] = {
 }
 _OPTIONS: Mapping[str, Mapping[str, str]] = {
     "Ingress": _OF_INGRESS,
-    "Scheduler": {"logging_config": "write logging_config beside applications instead"},
+    "Scheduler": {
+        "ray_actor_options": _NODES.format("scheduler"),
+        "logging_config": "write logging_config beside applications instead",
+    },
     "Engine": _OF_ENGINE,
 }
 

@@ -218,6 +218,8 @@ class EngineReplica:
         return {REQUESTS: float(sum(1 for _ in self._host.loads()))}
 
     async def __del__(self) -> None:
+        if not hasattr(self, "_tasks"):
+            return  # The start has failed: this process ends, and the engine's processes with it.
         for task in self._tasks:
             task.cancel()
         self._last_copies.close()

@@ -42,6 +42,14 @@ def deployments(args: dict[str, Any]) -> dict[str, Any]:
     return {ingress.name: ingress} | {a._bound_deployment.name: a._bound_deployment for a in ingress.init_args[2:]}
 
 
+def test_processes_run_on_nodes_with_their_resources() -> None:
+    placed = {"placement": {"resources": {"front": 0.5}}}
+    found = deployments({**shipped(), "ingress": placed, "scheduler": placed, "deployment_config": placed})
+    options = [found[name].ray_actor_options for name in ("Ingress", "Scheduler", "Engine")]
+    assert [each["resources"] for each in options] == [{"front": 0.5}] * 3
+    assert all(MARK.items() <= each["runtime_env"]["env_vars"].items() for each in options)
+
+
 def test_the_keep_alive_time_is_the_settings_or_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
     monkeypatch.delenv(variable, raising=False)

@@ -14,6 +14,7 @@ import yaml
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.serve.environment import MARK
 from deployments.serve.retirement import controller
 from tests.integration.application import Application
 
@@ -26,7 +27,9 @@ async def stop_replica(replica: str) -> None:
 async def redeploy_engines(application: Application) -> None:
     """Apply the configuration again, with engines that ask for a little more of a CPU."""
     config = yaml.safe_load((application.folder / "serve_config.yaml").read_text())
-    engine = {"name": "Engine", "ray_actor_options": {"num_cpus": 0.06}}
+    # Such an entry replaces the deployment's environment, without which Mell's replicas do not start.
+    options = {"num_cpus": 0.06, "runtime_env": {"env_vars": MARK}}
+    engine = {"name": "Engine", "ray_actor_options": options}
     config["applications"][0]["deployments"] = [engine]
     await _joined(_deploy, config)
 

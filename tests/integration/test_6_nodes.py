@@ -124,8 +124,7 @@ def config(transport: str) -> dict[str, Any]:
     """Two paced engines of a node each, evened out by the scheduler."""
     shipped: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     (application,) = shipped["applications"]
-    on_head = {"num_cpus": 0, "resources": {"head": 0.001}}
-    application["deployments"] = [{"name": name, "ray_actor_options": on_head} for name in ("Scheduler", "Ingress")]
+    on_head = {"placement": {"resources": {"head": 0.001}}}
     application["args"] |= {
         "engine": "paced",
         "engine_kwargs": {
@@ -142,8 +141,14 @@ def config(transport: str) -> dict[str, Any]:
             "autoscaling_config": {"min_replicas": 2, "max_replicas": 2},
         },
         "migration": {"transport": transport, "slot_mib": 1},
-        "ingress": application["args"]["ingress"] | {"frontend_kwargs": CACHED_KWARGS},
-        "scheduler": {"policy": "pack:evenness=0.1", "epoch_s": 0.5, "cooldown_s": 1.0, "manual_cooldown_s": 1.0},
+        "ingress": application["args"]["ingress"] | {"frontend_kwargs": CACHED_KWARGS, **on_head},
+        "scheduler": {
+            **on_head,
+            "policy": "pack:evenness=0.1",
+            "epoch_s": 0.5,
+            "cooldown_s": 1.0,
+            "manual_cooldown_s": 1.0,
+        },
     }
     return shipped
 
