@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from enum import Enum, IntEnum
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
-_SENDER = re.compile(r"\((?P<sender>[^()]*?)(?: pid=\d+)?(?:, ip=[^)]*)?\) ")
+_SENDER = re.compile(r"\((?P<sender>[^()]*?)(?: pid=\d+)?(?:, ip=[^)]*)?\)(?: |$)")
 """Ray's prefix of a line of another process."""
 
 _SERVE = re.compile(
@@ -76,9 +76,10 @@ class Console:
 
     def choose(self, line: str) -> Iterator[str]:
         """The lines to show for the next line that was written."""
-        line = _COLORS.sub("", line).rstrip()
+        line = _COLORS.sub("", line).strip("\r").rstrip()
         found = _SENDER.match(line)
         sender, text = (found["sender"], line[found.end() :]) if found else ("", line)
+        text = text.rpartition("\r")[2]  # Of a progress bar, its last state.
         if serve := _SERVE.match(text):
             yield from self._of_serve(sender, serve)
         elif other := _RAY.match(text) or _CORE.match(text) or _VLLM.match(text):

@@ -75,7 +75,8 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or the background of a script
             signal.signal(number, forward)
-    reader = threading.Thread(target=output.read, args=(os.fdopen(read_end, errors="replace"),), name="mell-output")
+    lines = os.fdopen(read_end, errors="replace", newline="\n")  # A progress bar is one line.
+    reader = threading.Thread(target=output.read, args=(lines,), name="mell-output")
     reader.start()
     status = keeper.wait()
     end_descendants()

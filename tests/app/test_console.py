@@ -25,7 +25,9 @@ NOISE = [
     f"{ENGINE}libtcmalloc is not found in LD_PRELOAD.",
     f"{ENGINE}/venv/vllm/executor.py:152: UserWarning: Failed to get the IP address",
     f"{ENGINE}  mq_connect_ip = get_ip()",
-    f"{ENGINE}Loading safetensors checkpoint shards:   0% Completed | 0/1 [00:00<?, ?it/s]",
+    f"{ENGINE}\rLoading safetensors checkpoint shards:   0% Completed | 0/1 [00:00<?, ?it/s]\rLoading: 100%",
+    f"\r{ENGINE}Loading safetensors checkpoint shards:   0% Completed | 0/1 [00:00<?, ?it/s]",
+    ENGINE,
 ]
 RAY = (
     f"{TIME}\tINFO worker.py:2029 -- Started a local Ray instance. View the dashboard at \x1b[32mhttp://127.0.0.1:8265 "
