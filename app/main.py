@@ -37,7 +37,7 @@ from deployments.config import (
     Disaggregation,
     EngineConfig,
     Isolation,
-    Placement,
+    NodePlacement,
     SchedulerConfig,
     Topology,
 )
@@ -314,7 +314,7 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
     )
 
 
-def _light(placement: Placement) -> dict[str, Any]:
+def _light(placement: NodePlacement) -> dict[str, Any]:
     """The options of a process without a part of its own in a node's CPUs."""
     return {"num_cpus": 0, "resources": placement.resources, "runtime_env": {"env_vars": _ONE_LOOP}}
 

@@ -28,7 +28,7 @@ from deployments.config import (
     Disaggregation,
     DisaggregationSettings,
     MigrationSettings,
-    Placement,
+    NodePlacement,
     SchedulerSettings,
     SettingsSection,
 )
@@ -154,7 +154,7 @@ class DeploymentSettings(SettingsSection):
         default_factory=AutoscalingSettings, description="Number of replicas."
     )
     num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for one replica.")
-    placement: Placement = Field(default_factory=Placement, description="Nodes for the engine replicas.")
+    placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the engine replicas.")
     num_gpus: float = Field(0.0, ge=0, description="GPUs of one replica; 0: the CPU build of vLLM.")
     graceful_shutdown_timeout_s: float = Field(
         60.0, gt=0, description="Time for running requests to finish or move when a replica stops."
@@ -184,7 +184,7 @@ class IngressSettings(SettingsSection):
         8000, ge=1, le=65535, description="Port to listen on; null: requests come through Serve's own HTTP proxy."
     )
     num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
-    placement: Placement = Field(default_factory=Placement, description="Nodes for the ingress processes.")
+    placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the ingress processes.")
     keep_alive_s: float | None = Field(
         None,
         gt=0,

@@ -44,7 +44,7 @@ class SettingsSection(BaseModel):
     )
 
 
-class Placement(SettingsSection):
+class NodePlacement(SettingsSection):
     """The nodes on which a process may run."""
 
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
@@ -237,7 +237,7 @@ class SchedulerSettings(SettingsSection):
         "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode. `mell mode` "
         "changes it at run time.",
     )
-    placement: Placement = Field(default_factory=Placement, description="Nodes for the scheduler.")
+    placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the scheduler.")
     routing: Routing = Field(
         Routing.TREE,
         strict=False,
