@@ -158,7 +158,7 @@ class _Classes:
 
     def expected(self, argument: _Annotated) -> Expected:
         """The values of an engine's argument, whose default is often the member of a configuration class."""
-        found = self._read(argument.annotation)
+        found = self._read(_unquoted(argument.annotation))
         limits = self._limits(argument.value)
         members = frozenset(self.members.get(_MAPPINGS.get(argument.name, ""), {})) or found.members
         return Expected(found.types, found.choices, found.lists, found.mappings, found.anything, limits, members)
@@ -200,14 +200,21 @@ class _Classes:
         return Expected(anything=True)
 
 
+def _unquoted(annotation: ast.expr) -> ast.expr:
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return ast.parse(annotation.value, mode="eval").body
+    return annotation
+
+
 def _either(left: Expected, right: Expected) -> Expected:
+    any_members = any(each.mappings and not each.members for each in (left, right))
     return Expected(
         left.types | right.types,
         left.choices + right.choices,
         left.lists or right.lists,
         left.mappings or right.mappings,
         left.anything or right.anything,
-        members=left.members | right.members,
+        members=frozenset() if any_members else left.members | right.members,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app.configuration.vllm_source import engine_arguments
 from app.settings import Settings
 from app.vllm_cli.flags import ENGINE, option
 from app.vllm_cli.translation import Flags, Host, translate
@@ -110,9 +111,12 @@ SAMPLES = {
     "ir_op_priority": '{"rms_norm": ["native"]}',
     "kernel_config": '{"enable_jit_warmup": false}',
     "profiler_config": '{"profiler": "cuda"}',
+    "gpu_memory_utilization": "0.5",
     "quantization_config": '{"linear": {"weight": "fp8_per_token"}}',
     "reasoning_config": '{"reasoning_start_str": "<a>"}',
+    "speculative_config": '{"method": "ngram"}',
     "structured_outputs_config": '{"backend": "xgrammar"}',
+    "watermark": "0.5",
 }
 
 
@@ -127,10 +131,11 @@ def sample(action: argparse.Action) -> list[str]:
         return [flag, SAMPLES[action.dest]]
     if action.choices:
         return [flag, next(str(choice) for choice in action.choices if choice not in (None, action.default))]
-    for text in ("3", "0.5", "{}"):
+    for text in ("3", "0.5", "a", '{"a": {}}', "{}"):
         try:
             assert callable(action.type)
-            if action.type(text) not in (None, action.default):
+            plain: Any = [text] if action.nargs else yaml.safe_load(text)
+            if engine_arguments()[action.dest].accepts(plain) and action.type(text) not in (None, action.default):
                 return [flag, text]
         except (argparse.ArgumentTypeError, ValueError):
             continue

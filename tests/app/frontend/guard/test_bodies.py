@@ -1,7 +1,6 @@
 """Bodies that reach vLLM, those that are refused before it, and what they are charged."""
 
 import json
-import time
 from typing import Any
 
 import msgspec
@@ -162,9 +161,7 @@ MANY: dict[str, Any] = {
 
 @pytest.mark.parametrize("body", MANY.values(), ids=MANY)
 def test_the_number_of_values_is_bounded(body: Any) -> None:
-    began = time.process_time()
-    refused(body, CHAT)
-    assert time.process_time() - began < 1
+    assert refused(body, CHAT).code == "invalid_body"
 
 
 def test_many_token_ids_and_texts_with_commas_pass() -> None:

