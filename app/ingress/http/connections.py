@@ -7,7 +7,10 @@ connection costs a file descriptor. A reverse proxy has the same limits, but the
 request's body is in `asgi.read_body`, that of an answer is `request_timeout_s`.)
 
 Time limits count from the last progress (`asgi.ClientPace`). The progress of an answer is the number of bytes that the
-client's side has acknowledged: the kernel holds megabytes of an answer that the server has written whole.
+client's kernel has acknowledged: the server's holds megabytes of an answer that it has written whole. A client's kernel
+whose buffer is full acknowledges nothing until a sixteenth of it, and at least a segment, has been read (Linux,
+`__tcp_select_window`). So a client that reads slowly and steadily makes progress in steps, and the limit between two
+of them rises with what its kernel may hold.
 
 A request may offer another protocol by `Upgrade`, as Java's clients offer HTTP/2. RFC 9110, section 7.8, lets a server
 ignore the offer. The parser takes the end of such a head for the end of HTTP/1.1, so the head is parsed once more
@@ -36,6 +39,10 @@ log = logging.getLogger("ray.serve")
 _LOG_EVERY_S = 60.0
 _BYTES_ACKED = struct.Struct("=120xQ")
 """`tcpi_bytes_acked` in Linux's `struct tcp_info`."""
+_LARGEST_BUFFER = 8 << 20
+"""What a client's kernel holds at most; Linux's default is 6 MiB."""
+_STEPS = 16
+"""The steps in which a kernel whose buffer was full acknowledges what is read."""
 
 
 def _most_connections() -> int:
@@ -53,8 +60,12 @@ class Bounds:
     """Time without a byte of a request's head, from connecting, or from its first byte after an answer."""
     head_bytes: int = 64 << 10
     """Size of a head beyond its first read, and of the framing between chunks of a body."""
-    flush_s: float = 10.0
-    """Time in which a client reads nothing of an answer after the server has closed the connection."""
+    flush_s: float = 150.0
+    """Time in which a client's kernel acknowledges nothing of an answer after the server has closed the connection,
+    beside the time for its buffer. It suffices for a segment of 64 KiB, the largest, at `bytes_per_s`.
+    """
+    bytes_per_s: float = 500.0
+    """The slowest steady reading that counts as progress; that of Apache's `RequestReadTimeout`."""
     connections: int = field(default_factory=_most_connections)
     """Open connections; further ones are cut at once."""
 
@@ -170,10 +181,15 @@ class Connection(HttpToolsProtocol):
         elif self.transport.is_closing():
             self._closing, self._acked = ClientPace(now), self._bytes_acked()
         late_head = self._head is not None and now >= self._head.due(self._bounds.head_s)
-        if late_head or (self._closing is not None and now >= self._closing.due(self._bounds.flush_s)):
+        if late_head or (self._closing is not None and now >= self._closing.due(self._flush_s)):
             self.transport.abort()
         else:
             self._timer = self.loop.call_later(self._bounds.check_s, self._check)
+
+    @property
+    def _flush_s(self) -> float:
+        held = min(self._acked, _LARGEST_BUFFER)
+        return self._bounds.flush_s + held / _STEPS / self._bounds.bytes_per_s
 
     def _bytes_acked(self) -> int:
         try:

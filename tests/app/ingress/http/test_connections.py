@@ -281,7 +281,7 @@ async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def test_a_client_that_does_not_read_is_cut_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.ingress.asgi._LAST_EVENT_S", 0.1)
-    async with listening(_endless, **SHORT) as (port, server):
+    async with listening(_endless, bytes_per_s=MIB, **SHORT) as (port, server):
         client = await Client.connect(port, limit=1)
         await client.send(b"GET / HTTP/1.1\r\nHost: mell\r\n\r\n")
         await client.reader.readexactly(1)
@@ -328,14 +328,15 @@ KEPT = {
 
 @pytest.mark.parametrize("head", KEPT.values(), ids=KEPT)
 async def test_a_client_that_reads_slowly_and_steadily_gets_all(head: bytes) -> None:
-    async with listening(_large, head_s=0.4, flush_s=0.4, keep_alive_s=0.4) as (port, server):
-        assert await read_slowly(port, head, 0.1, 20) == LARGE
+    """Its kernel acknowledges nothing for longer than `flush_s` at a time."""
+    async with listening(_large, head_s=0.1, flush_s=0.1, keep_alive_s=0.1) as (port, server):
+        assert await read_slowly(port, head, 0.1, 30) == LARGE
         await eventually(lambda: connections(server) == 0)
 
 
 @pytest.mark.parametrize("head", KEPT.values(), ids=KEPT)
 async def test_a_client_that_stops_reading_its_answer_is_cut(head: bytes) -> None:
-    async with listening(_large, head_s=0.2, flush_s=0.2, keep_alive_s=0.2) as (port, server):
+    async with listening(_large, head_s=0.2, flush_s=0.2, bytes_per_s=MIB, keep_alive_s=0.2) as (port, server):
         client = await Client.connect(port, limit=1)
         await client.send(head)
         await client.reader.readexactly(1)
