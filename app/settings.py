@@ -512,6 +512,11 @@ class Settings(SettingsSection):
     def _consistent(self) -> Self:
         for name in ("block_size", "max_model_len", "tensor_parallel_size"):
             value = self.engine_kwargs.get(name, 1)
+            if name == "max_model_len" and value in (-1, "auto"):
+                raise ValueError(
+                    f"engine_kwargs.{name} is {value!r}: Mell has to know the length before an engine has measured its "
+                    "memory: write it in tokens, or remove it for that of the model"
+                )
             if type(value) is not int or value < 1:
                 raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
         if self.migration.transport in ON_GPU and not self.gpus:

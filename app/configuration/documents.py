@@ -11,6 +11,7 @@ IMPORT_PATH = "app.main:build_app"
 IMPORT_PATHS = (IMPORT_PATH, "app.main.build_app")
 """Serve's two spellings of the same."""
 _BUILD_OPENAI_APP = "ray.serve.llm:build_openai_app"
+"""As the other paths of Ray Serve LLM, by the spelling with a colon."""
 _RAY_LLM = {
     _BUILD_OPENAI_APP: f"write import_path: {IMPORT_PATH}; the args may stay",
     "ray.serve.llm:build_pd_openai_app": f"write import_path: {IMPORT_PATH}, the args of a replica that does both, and "
@@ -92,7 +93,8 @@ def _wholes(document: Any) -> Iterator[Mapping[str, Any] | str]:
     if not isinstance(document, dict):
         return
     if document.get("kind") == "RayService":
-        text = (document.get("spec") or {}).get("serveConfigV2")
+        spec = document.get("spec")
+        text = spec.get("serveConfigV2") if isinstance(spec, dict) else None
         try:
             whole = yaml.safe_load(text) if isinstance(text, str) else text
         except yaml.YAMLError as error:
@@ -116,6 +118,8 @@ def _application(whole: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, st
     if len(mells) == 1:
         return mells[0], None
     for entry in entries:
-        if not mells and (reason := _RAY_LLM.get(path := str(entry.get("import_path")))):
-            return entry if path == _BUILD_OPENAI_APP else None, f"import_path is {path}: {reason}"
+        given = str(entry.get("import_path"))
+        path = given if ":" in given else ":".join(given.rsplit(".", 1))
+        if not mells and (reason := _RAY_LLM.get(path)):
+            return entry if path == _BUILD_OPENAI_APP else None, f"import_path is {given}: {reason}"
     return None, f"applications: exactly one must have import_path: {IMPORT_PATH}, but {len(mells)} have"

@@ -33,7 +33,10 @@ def _refused_value(where: str, name: str, value: Any) -> Iterator[str]:
         meant = did_you_mean(value, expected.choices) if isinstance(value, str) else ""
         yield f"{where} is {value!r}: write {expected.words}{meant}"
     elif isinstance(value, dict) and expected.members:
-        for member in sorted(map(str, value.keys() - expected.members)):
+        # vLLM takes either spelling of this one.
+        dashes = "-" if name == "speculative_config" else "_"
+        given = {str(member).replace(dashes, "_") for member in value}
+        for member in sorted(given - expected.members):
             yield f"{where}.{member}: there is no such member{did_you_mean(member, expected.members)}"
 
 

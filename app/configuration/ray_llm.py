@@ -271,10 +271,22 @@ class _Mapping:
         return workers if isinstance(workers, int) else 1
 
     def _bundles(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """The resources of each worker, all of them numbers; none if they are refused."""
+        bundles = self._given_bundles(group)
+        for name, amount in [item for bundle in bundles for item in bundle.items()]:
+            if type(amount) not in (int, float):
+                self._refuse(f"placement_group_config, {name}", f"is {amount!r}: write a number")
+                return []
+        return bundles
+
+    def _given_bundles(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         workers = self._workers
         if "bundle_per_worker" in group:
             return [self._section("placement_group_config.bundle_per_worker", group["bundle_per_worker"])] * workers
         bundles = group.get("bundles") or []
+        if not isinstance(bundles, list):
+            self._refuse("placement_group_config.bundles", "write a list of mappings")
+            return []
         if bundles and len(bundles) != workers:
             self._refuse("placement_group_config.bundles", _GPUS)
             return []
@@ -314,8 +326,10 @@ class _Mapping:
         """The bounds on the number of replicas: a fixed number, or those of Serve's autoscaler."""
         count = config.get("num_replicas")
         given = self._section("deployment_config.autoscaling_config", config.get("autoscaling_config"))
-        if isinstance(count, int):
+        if type(count) is int and count > 0:
             return {"min_replicas": count, "max_replicas": count}
+        if count not in (None, "auto"):
+            self._refuse("deployment_config.num_replicas", f"is {count!r}: write a positive whole number, or auto")
         scaling: dict[str, Any] = {"max_replicas": _AUTO_MAXIMUM} if count == "auto" else {}
         for name, value in given.items():
             where = f"deployment_config.autoscaling_config.{name}"
@@ -345,7 +359,7 @@ class _Mapping:
         if any(ingress.values()):
             self._refuse("ingress_cls_config", "Mell's ingress is its own: write ingress.middleware for code around it")
         for name, value in self._section("ingress_deployment_config", args.get("ingress_deployment_config")).items():
-            if name == "num_replicas" and isinstance(value, int):
+            if name == "num_replicas" and value != "auto" and value is not None:
                 self.settings["ingress"]["num_replicas"] = value
             elif name in ("num_replicas", "autoscaling_config"):
                 self._note(f"ingress_deployment_config.{name}", "write ingress: {num_replicas: N} into args")

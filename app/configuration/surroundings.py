@@ -5,7 +5,7 @@ Serve applies an entry of `deployments` after Mell has built its deployments, an
 controller makes the deployment's configuration anew from text, where it may be unable to import Mell. So there is none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _SCALING = "write args.deployment_config.autoscaling_config instead; `mell bounds MIN MAX` changes it at run time"
@@ -48,7 +48,10 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
 def refused_entries(application: Mapping[str, Any]) -> Iterator[str]:
     """The members beside `args` that Mell's deployments would not survive, one line each, with what to write."""
     entries = application.get("deployments") or []
-    for entry in entries if isinstance(entries, Sequence) else []:
+    if not isinstance(entries, list):
+        yield "deployments: Serve takes a list: remove it, since Mell's deployments need no entry"
+        entries = []
+    for entry in entries:
         yield from _refused_entry(entry if isinstance(entry, dict) else {})
     if application.get("autoscaling_policy"):
         yield f"autoscaling_policy: {_SET}; {_SCALING}"
@@ -58,12 +61,12 @@ def refused_entries(application: Mapping[str, Any]) -> Iterator[str]:
 
 def _refused_entry(entry: Mapping[str, Any]) -> Iterator[str]:
     name = entry.get("name")
-    if name not in _OPTIONS:
+    if not isinstance(name, str) or name not in _OPTIONS:
         yield f"deployments: Mell has no deployment {name!r}: remove the entry; there are {', '.join(_OPTIONS)}"
         return
     options = [option for option in entry if option != "name"]
     for option in options:
-        yield f"deployments, {name}.{option}: {_OPTIONS[str(name)].get(option, _SET)}"
+        yield f"deployments, {name}.{option}: {_OPTIONS[name].get(option, _SET)}"
     if not options:
         yield f"deployments, {name}: remove the entry"
 

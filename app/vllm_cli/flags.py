@@ -137,6 +137,7 @@ FRONTEND = frozenset(FRONTEND_ARGUMENTS - PLACED.keys())
 """Flags that become `ingress.frontend_kwargs` of the same name."""
 
 _LOGGED = "Mell logs one line per request"
+_MEDIA_CACHE = "Mell's ingress caches media in its own process, and sends them along with their requests"
 _FORM = "it has a log format of its own"
 
 IGNORED: Mapping[str, str] = {
@@ -152,6 +153,8 @@ IGNORED: Mapping[str, str] = {
     "enable_ssl_refresh": "Mell always loads changed certificates",
     "enable_server_load_tracking": "`/load` always counts",
     "enable_request_id_headers": "Mell returns the X-Request-Id that a client sends",
+    "mm_processor_cache_type": _MEDIA_CACHE,
+    "mm_shm_cache_max_object_size_mb": _MEDIA_CACHE,
     "uvicorn_log_level": f"{_LOGGED}, and {_FORM}",
 }
 """Flags without effect, since Mell does what they ask for or has nothing to change, and the reason."""
@@ -179,9 +182,7 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     _HEADS: _words("h11_max_header_count h11_max_incomplete_event_size"),
     _LANGUAGE: _words("default_mm_loras enable_tower_connector_lora"),
     _LOGS: _words("log_config_file log_level logging_config"),
-    _MEDIA: _words(
-        "mm_ipc_gpu_memory_gb mm_processor_cache_type mm_processor_device mm_shm_cache_max_object_size_mb mm_tensor_ipc"
-    ),
+    _MEDIA: _words("mm_ipc_gpu_memory_gb mm_processor_device mm_tensor_ipc"),
     _WHOLE_MODEL: _words("ec_manager_config ec_transfer_config mm_encoder_only"),
     _NODES: _words("headless master_addr master_port nnodes node_rank"),
     _HOST_MEMORY: _words("kv_offloading_backend kv_offloading_size"),
@@ -373,6 +374,8 @@ _OF_ENGINES: Mapping[str, str] = {
     "allowed_media_domains": "write ingress.allowed_media_domains instead",
     "data_parallel_size": "write deployment_config.autoscaling_config.max_replicas instead",
     "distributed_executor_backend": OWN_PROCESSES,
+    "mm_processor_cache_type": f"{_MEDIA_CACHE}: remove it",
+    "mm_shm_cache_max_object_size_mb": f"{_MEDIA_CACHE}: remove it",
     "model": "write model_loading_config.model_source instead",
 }
 """Arguments of engines whose flags `mell serve` accepts."""

@@ -30,7 +30,7 @@ DEPARTURES: Mapping[str, tuple[int, int, str]] = {
     "in the background": (400, 400, _NOT_STORED),
     "after an unknown response": (404, 400, _NOT_STORED),
     "a badly named response": (404, 400, _NOT_STORED),
-    "a bad bias in events": (200, 400, "vLLM's server breaks the connection off; here, the request is refused before its stream"),
+    "a bad bias in events": (200, 400, "vLLM's server breaks the connection off; here, no stream begins"),
 }
 """The status of vLLM's server, Mell's, and the reason, by the name of an odd case."""
 

@@ -50,11 +50,16 @@ def test_the_application_is_found(documents: list[Any]) -> None:
             "applications: exactly one must have import_path: app.main:build_app, but 2",
         ),
         ([service("a: [")], "spec.serveConfigV2: cannot be read: line 1"),
+        ([{"kind": "RayService", "spec": [1]}], "spec.serveConfigV2: must be the text of a Serve configuration"),
         ([service(None)], "spec.serveConfigV2: must be the text of a Serve configuration"),
         ([service(TEXT), {"applications": [OTHER]}], "document 2, applications: exactly one"),
         (
             [{"applications": [{"import_path": "ray.serve.llm:build_pd_openai_app"}]}],
             "import_path is ray.serve.llm:build",
+        ),
+        (
+            [{"applications": [{"import_path": "ray.serve.llm.build_openai_app"}]}],
+            "import_path is ray.serve.llm.build_openai_app: write import_path",
         ),
     ],
 )
@@ -114,6 +119,9 @@ def test_a_start_needs_a_file_with_a_document(tmp_path: Path) -> None:
         ),
         ({"deployments": [{"name": "Ingress"}]}, "deployments, Ingress: remove the entry"),
         ({"deployments": [{"name": "LLMServer"}]}, "deployments: Mell has no deployment 'LLMServer'"),
+        ({"deployments": [{"name": ["Engine"]}]}, "deployments: Mell has no deployment ['Engine']"),
+        ({"deployments": ["Engine"]}, "deployments: Mell has no deployment None"),
+        ({"deployments": {"name": "Engine", "num_replicas": 4}}, "deployments: Serve takes a list"),
         ({"autoscaling_policy": {"policy_function": "a:b"}}, "autoscaling_policy: Mell sets it"),
         ({"external_scaler_enabled": True}, "external_scaler_enabled: Mell's scheduler decides"),
     ],

@@ -17,6 +17,7 @@ from app.settings import Settings
         ({"max_model_len": 4096, "gpu_memory_utilization": 0.9, "dtype": "bfloat16"}, []),
         ({"seed": None, "enforce_eager": True, "cudagraph_capture_sizes": [1, 2]}, []),
         ({"compilation_config": {"mode": 3}, "speculative_config": {"model": "a/b", "method": "eagle"}}, []),
+        ({"speculative_config": {"method": "ngram", "num-speculative-tokens": 3}}, []),
         ({"quantization_config": {"linear": {"weight": "fp8_per_token"}}}, []),
         ({"max_modle_len": 1}, ["engine_kwargs.max_modle_len: vLLM's engine has no such argument; did you mean max_m"]),
         ({"xyzzy": 1}, ["engine_kwargs.xyzzy: vLLM's engine has no such argument"]),

@@ -142,6 +142,15 @@ def test_a_member_without_effect_has_a_note(members: dict[str, Any], note: str) 
             "placement_group_config.bundles",
         ),
         (
+            {"llm_configs": [entry(placement_group_config={"bundles": [{"GPU": 1, "CPU": "1"}]})]},
+            "placement_group_config, CPU: is '1'",
+        ),
+        ({"llm_configs": [entry(placement_group_config={"bundles": {"GPU": 1}})]}, "placement_group_config.bundles: "),
+        *(
+            ({"llm_configs": [entry(deployment_config={"num_replicas": count})]}, "deployment_config.num_replicas: is")
+            for count in ("2", 0, -1, 1.5, True, [2])
+        ),
+        (
             {"llm_configs": [entry(deployment_config={"max_replicas_per_node": 1})]},
             "deployment_config.max_replicas_per",
         ),
