@@ -294,7 +294,6 @@ def test_seconds_may_be_whole_numbers() -> None:
             "ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too",
         ),
         (nested("deployment_config.standby", 1), "valid boolean"),
-        (nested("ingress.frontend", "python"), "'vllm'"),
         (nested("ingress.frontend", "vllm"), "frontend: remove it; vLLM's own server application is the only one"),
         (
             {"ingress": {"frontend_kwargs": {"port": 1, "a": 2}}},
