@@ -14,8 +14,6 @@ from app.configuration.documents import IMPORT_PATHS
 from app.configuration.files import missing_files
 from app.configuration.ray_llm import Args, LlmConfigsRefused, as_settings
 from app.configuration.surroundings import refused_entries, refused_proxy
-from app.frontend.rust.process import VARIABLE as RUST_BINARY
-from app.frontend.rust.process import find_binary
 from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
 from app.ingress.config import IngressConfig, Tenancy
 from app.settings import (
@@ -89,8 +87,6 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         log.warning("%s", note)
     settings = read_settings(made.settings)
     check_installed(settings)
-    if settings.ingress.frontend == "rust":
-        find_binary()
     _check_surroundings(args, settings)
     _warn_untested()
     engine = _engine_config(settings)
@@ -214,7 +210,6 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         initial_replicas=settings.deployment_config.autoscaling_config.initial,
         grace_s=settings.deployment_config.graceful_shutdown_timeout_s,
         refresh_s=settings.scheduler.epoch_s,
-        rust_binary=os.environ.get(RUST_BINARY),
         service_classes=settings.scheduler.service_classes,
         tenancy=_tenancy(settings),
         has_level=_scheduler_config(settings).terms.has_level,

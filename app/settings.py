@@ -8,7 +8,7 @@ import re
 import ssl
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -179,6 +179,8 @@ class DeploymentSettings(SettingsSection):
 class IngressSettings(SettingsSection):
     """The HTTP side: address, limits, access and logs."""
 
+    former: ClassVar = {"frontend": "remove it; vLLM's own server application is the only one"}
+
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0: all addresses.")
     port: int | None = Field(
         8000, ge=1, le=65535, description="Port to listen on; null: requests come through Serve's own HTTP proxy."
@@ -269,11 +271,6 @@ class IngressSettings(SettingsSection):
         min_length=8,
         description="Bearer key for the /mell routes; null: they are open on loopback only.",
     )
-    frontend: Literal["vllm", "rust"] = Field(
-        "vllm",
-        description="Server application: `vllm`, vLLM's own, or `rust`, vLLM's Rust frontend, which is faster and has "
-        "less of the API, see frontend.md.",
-    )
     frontend_kwargs: dict[str, Any] = Field(
         default_factory=dict,
         description="Arguments of the server application, with the names of `vllm serve`, see frontend.md.",
@@ -328,13 +325,6 @@ class IngressSettings(SettingsSection):
         description="Collector for OpenTelemetry traces, such as `http://127.0.0.1:4317`, see metrics.md; null: no "
         "traces.",
     )
-
-    @field_validator("frontend", mode="before")
-    @classmethod
-    def _is_vllms(cls, value: object) -> object:
-        if value == "mell":
-            raise ValueError("vLLM's server application has replaced Mell's own: write vllm, or remove the line")
-        return value
 
     @field_validator("frontend_kwargs")
     @classmethod
@@ -639,8 +629,6 @@ class Settings(SettingsSection):
         ingress, updating = self.ingress, "ingress.allow_runtime_lora_updating"
         if ingress.allow_runtime_lora_updating and ingress.admin_key is None:
             raise ValueError(f"{updating}: its calls name folders of the engines' machines; set ingress.admin_key, too")
-        if self.engine_kwargs.get("enable_lora") and ingress.frontend == "rust":
-            raise ValueError("engine_kwargs.enable_lora: the Rust frontend serves no adapters; write frontend: vllm")
         if self.engine_kwargs.get("enable_lora") is not True:
             if ingress.adapters:
                 raise ValueError("ingress.frontend_kwargs.lora_modules: write engine_kwargs.enable_lora: true, too")

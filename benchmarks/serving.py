@@ -7,7 +7,6 @@
     control   the same over an engine core that it has not started (`instruments.control`), as in Mell's ingress
     relayed   the control with one more process between engine and server, which forwards the outputs unread
     mell      Mell
-    rust      Mell with vLLM's Rust frontend, in a run without `mell`: one cluster of Ray at a time
 
 All run at the same time on the same machine, with the same model, engine settings and client; servers that are not
 measured are idle. A round is one load for each, in changing order; ratios are those of a round. CPU times are per
@@ -42,7 +41,6 @@ STARTS: Mapping[str, tuple[int, Callable[[int, Rig], AbstractContextManager[int]
     "control": (8102, control),
     "relayed": (8103, lambda port, rig: control(port, rig, relayed=True)),
     "mell": (8100, lambda port, rig: mell(port, 1, rig)),
-    "rust": (8100, lambda port, rig: mell(port, 1, rig, ingress={"frontend": "rust"})),
 }
 """The servers: the port of each, and its start. The first one of a run is the reference of all others."""
 
@@ -71,7 +69,6 @@ KINDS: Sequence[tuple[str, str]] = (
     ("ServeReplica:mell:Engine", "replica_cpu"),
     (RELAY, "replica_cpu"),
     ("ServeReplica:mell:Ingress", "frontend_cpu"),
-    ("vllm-rs frontend", "frontend_cpu"),
     (VLLM_SERVER, "frontend_cpu"),
     (CONTROL, "frontend_cpu"),
 )

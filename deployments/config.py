@@ -1,11 +1,12 @@
 """The configuration of the deployments: sections of the application's settings, and values that it derives."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from migration.protocol.core_messages import Adapter
 from migration.protocol.rounds import CopyLimits
@@ -42,6 +43,16 @@ class SettingsSection(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
     )
+
+    former: ClassVar[Mapping[str, str]] = {}
+    """Keys that the section had once, each with what to do instead."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_keys(cls, values: object) -> object:
+        if isinstance(values, Mapping) and (found := sorted(cls.former.keys() & values.keys())):
+            raise ValueError("; ".join(f"{name}: {cls.former[name]}" for name in found))
+        return values
 
 
 class NodePlacement(SettingsSection):

@@ -86,11 +86,12 @@ class HeldRequest(NamedTuple):
 def least_replicas(cluster: Cluster) -> int | None:
     """The fewest replicas that could hold the KV caches of a cluster's requests; None where these share no blocks.
 
-    The replicas have the largest capacity of the cluster's. A request that exceeds it counts as a whole replica.
+    The replicas have the largest capacity, that of a new one or the present one of any other. A request that exceeds
+    it counts as a whole replica.
     """
     if cluster.prompts is None:
         return None
-    capacity = max((replica.capacity for replica in cluster.replicas.values()), default=0)
+    capacity = max((cluster.capacity, *(replica.capacity for replica in cluster.replicas.values())))
     held = [
         HeldRequest(request.tokens, request.prompt) if request.tokens <= capacity else HeldRequest(capacity, None)
         for request in cluster.requests.values()

@@ -72,7 +72,9 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """One replica as the engine reports it. `free_blocks` is the engine's own count, the truth about room.
+    """One replica as the engine reports it. `free_blocks` is the engine's own count, the truth about room: below zero
+    if the engine has become smaller than what is used. `capacity_tokens` may change at any time, `nominal_tokens` is
+    that of a new replica (0: it is the capacity).
 
     A request can continue only on a replica with the same `model`. `steps` are the engine's steps since its start,
     `step_tokens` the most tokens that one of them computes (0: unknown), `max_adapters` the most adapters in one.
@@ -90,13 +92,14 @@ class ReplicaLoad:
     steps: StepTotals = NO_STEPS
     step_tokens: int = 0
     max_adapters: int = 0
+    nominal_tokens: Tokens = Tokens(0)
 
     @property
     def free_tokens(self) -> Tokens:
         """Tokens that fit into the free blocks."""
-        return Tokens(self.free_blocks * self.block_size)
+        return Tokens(max(0, self.free_blocks) * self.block_size)
 
     @property
     def used_tokens(self) -> Tokens:
         """Tokens in blocks that are not free."""
-        return Tokens(max(0, self.capacity_tokens - self.free_tokens))
+        return Tokens(max(0, self.capacity_tokens - self.free_blocks * self.block_size))

@@ -82,7 +82,8 @@ _rests = MsgpackDecoder(EngineCoreOutput)
 class AddCall:
     """One request of vLLM's frontend as its caller sees it: one ADD, or `n` for a request of several choices.
 
-    `id` is that of these ADDs (`ClusterCore.call_id`). `api_call` is the HTTP call that it belongs to.
+    `id` is the session id of these ADDs, which Mell's client of vLLM sets. `api_call` is the HTTP call that it
+    belongs to.
     """
 
     def __init__(self, id: str, adds: int, api_call: ApiCall | None) -> None:
@@ -131,12 +132,11 @@ class ClusterCore:
         ingress: IngressId,
         ready: EngineCoreReadyResponse,
         max_tensor_bytes: int,
-        folder: Path | None = None,
         tasks: Sequence[str] = GENERATION,
         classes: ServiceClasses = NO_CLASSES,
         namer: PromptNamer | None = None,
     ) -> None:
-        """`ready` describes the replicas' engines to the frontend, which listens in `folder`; None: a new folder.
+        """`ready` describes the replicas' engines to the frontend.
 
         `max_tensor_bytes`: see `TensorRoom`. `tasks` are those of the replicas' model. With `classes`, a request's
         priority is that of its call's class; a request without a call has the default class. `namer` names the blocks
@@ -151,7 +151,7 @@ class ClusterCore:
         self._numbers = itertools.count()
         self._random = random.Random()
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._folder = folder or Path(tempfile.mkdtemp(prefix="mell-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="mell-"))
         self.addresses = {
             "input_address": f"ipc://{self._folder}/in",
             "output_address": f"ipc://{self._folder}/out",
@@ -183,17 +183,9 @@ class ClusterCore:
         """True while the core takes requests."""
         return self._reading is not None and not self._reading.done()
 
-    def call_id(self, request: CoreRequest) -> str:
-        """The id of the call that a request belongs to: its session id, which Mell's client of vLLM sets."""
-        return request.session_id or ""
-
-    def completed(self, request: CoreRequest) -> CoreRequest:
-        """The request as replicas are to have it. Raises ValueError for an invalid one."""
-        return request
-
-    def expect(self, adds: int, api_call: ApiCall | None, id: str | None = None) -> AddCall:
-        """Expect that many ADDs under the id of the returned call, until `forget`. None: a new id."""
-        call = AddCall(str(next(self._numbers)) if id is None else id, adds, api_call)
+    def expect(self, adds: int, api_call: ApiCall | None) -> AddCall:
+        """Expect that many ADDs under the id of the returned call, until `forget`."""
+        call = AddCall(str(next(self._numbers)), adds, api_call)
         self._calls[call.id] = call
         return call
 
@@ -253,7 +245,7 @@ class ClusterCore:
         match kind:
             case EngineCoreRequestType.ADD:
                 request = decode_request(frames)
-                call = self._calls.get(self.call_id(request))
+                call = self._calls.get(request.session_id or "")
                 if call is not None:
                     frames = call.share(frames)
                     if call.api_call is not None:
@@ -294,23 +286,21 @@ class ClusterCore:
         api_call = call.api_call if call is not None else None
         label = api_call.label if api_call is not None else ""
         try:
-            edited = self.completed(request)
             if api_call is not None and api_call.tenant:
-                edited = isolated(edited, api_call.tenant)
-            if edited is not request:
-                frames = encode_request(edited, frames[1:])
+                request = isolated(request, api_call.tenant)
+                frames = encode_request(request, frames[1:])
             service_class = api_call.service_class if api_call is not None else DEFAULT_CLASS
             precedence = Precedence(service_class, request.arrival_time or time.time())
             # A client chooses a part of vLLM's name, of any length.
             label = read_label(label or name) or ""
             priority = self._classes.priority(precedence)
-            spec = to_spec(edited, frames, self._new_id(), label, self._ingress, precedence, priority)
+            spec = to_spec(request, frames, self._new_id(), label, self._ingress, precedence, priority)
         except ValueError as error:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None
         lost = partial(self._lose, request.request_id, api_call)
         reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer, lost)
-        content = PromptContent(self.names(edited, frames), api_call.session if api_call is not None else "")
+        content = PromptContent(self.names(request, frames), api_call.session if api_call is not None else "")
         async with self._streams.run(spec, reader, outlet, content):
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))

@@ -22,10 +22,9 @@ class IngressConfig(IngressSettings):
     """The ingress's settings, with the values that it needs of the other sections; times in seconds.
 
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
-    `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
-    of vLLM's Rust frontend; None: that in vLLM's package, on each node. `service_classes` are the scheduler's.
-    `tenancy`: the calls that share cached KV. `has_level`: the scheduler compares the times
-    that clients get with a service level. `deadlines_s` are the times by class after which a first token is too late.
+    `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `service_classes` are the
+    scheduler's. `tenancy`: the calls that share cached KV. `has_level`: the scheduler compares the times that clients
+    get with a service level. `deadlines_s` are the times by class after which a first token is too late.
     """
 
     model_id: str
@@ -37,7 +36,6 @@ class IngressConfig(IngressSettings):
     chat_template: str | None = None
     tool_call_parser: str | None = None
     api_keys: tuple[ApiKey, ...] = ()
-    rust_binary: str | None = None
     service_classes: ServiceClasses = NO_CLASSES
     tenancy: Tenancy = Tenancy.ALL
     has_level: bool = False

@@ -6,13 +6,13 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from app.frontend.guard.bodies import BodyLimits, check_body
 from app.frontend.guard.layers import guarded, read_session, vllm_environment
@@ -32,6 +32,9 @@ from migration.protocol.request import IngressId, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.model import AdapterId, RequestId, Tokens
 from policies.precedence import DEFAULT_CLASS, Precedence
+
+if TYPE_CHECKING:
+    from app.frontend.app import VllmFrontend
 
 ENVIRONMENT = {
     # vLLM would close all existing handlers, among them that of Serve's log.
@@ -63,55 +66,6 @@ class Backend(Protocol):
     settings: IngressSettings
 
 
-class Frontend(Protocol):
-    """vLLM's server application, in Python or in Rust."""
-
-    @property
-    def max_context(self) -> int:
-        """The model's context in tokens."""
-        ...
-
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI application."""
-        ...
-
-    def document(self) -> dict[str, Any]:
-        """The OpenAPI document of the open routes. Its making takes a second or two."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        ...
-
-    async def tokens(self, body: bytes) -> Sequence[int]:
-        """The prompt's tokens of a request: `body` has a text as `prompt`, or `messages`. Raises ApiError."""
-        ...
-
-    def names(self, request: CoreRequest) -> tuple[int, ...]:
-        """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
-        ...
-
-    def why_unnamed(self, request: CoreRequest) -> str:
-        """The one reason why `names` gives none for a request."""
-        ...
-
-    def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
-        """Serve the model with each of these adapters, under the adapter's name, and with no others."""
-        ...
-
-    async def metrics(self, replica: str) -> Sequence[Family]:
-        """vLLM's metrics of whole requests, labelled with `replica`."""
-        ...
-
-    def check_health(self) -> None:
-        """Raises RuntimeError once the application can answer no more requests."""
-        ...
-
-    async def close(self) -> None:
-        """End all requests."""
-        ...
-
-
 class VllmApi:
     """The API, of an ingress process. `start` makes vLLM's application, on the running event loop."""
 
@@ -119,7 +73,7 @@ class VllmApi:
         # Before vLLM is imported.
         os.environ.update(ENVIRONMENT | vllm_environment(config))
         self._config = config
-        self._frontend: Frontend | None = None
+        self._frontend: VllmFrontend | None = None
         self._adapters: tuple[Adapter, ...] = config.adapters
         self._document = b""
 
@@ -131,7 +85,9 @@ class VllmApi:
         """The API over a backend, made once, as an ASGI application."""
         from vllm.envs import enable_envs_cache
 
-        frontend = self._frontend = await self._start(backend)
+        from app.frontend.app import VllmFrontend
+
+        frontend = self._frontend = await VllmFrontend.start(self._config, backend.streams, backend.id)
         if self._adapters:
             frontend.serve_adapters(self._adapters)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
@@ -145,15 +101,6 @@ class VllmApi:
             self._config.tenancy,
         )
         return Router([Route("/openapi.json", self._describe, methods=["GET"])], False, application)
-
-    async def _start(self, backend: Backend) -> Frontend:
-        if self._config.frontend == "rust":
-            from app.frontend.rust.frontend import RustFrontend
-
-            return await RustFrontend.start(self._config, backend.streams, backend.id)
-        from app.frontend.app import VllmFrontend
-
-        return await VllmFrontend.start(self._config, backend.streams, backend.id)
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
         """Serve the model with these adapters, and with no others, once the API has started."""
@@ -202,13 +149,13 @@ class VllmApi:
         asked = msgspec.structs.replace(request, sampling_params={"max_tokens": 1})
         return to_spec(asked, encode_request(asked), RequestId(uuid.uuid4().hex), "", ingress)
 
-    def _started(self) -> Frontend:
+    def _started(self) -> "VllmFrontend":
         """The frontend. Raises ApiError 503 before the start."""
         if self._frontend is None:
             raise ApiError(503, "the ingress is starting", code="unavailable")
         return self._frontend
 
-    async def _request(self, order: PromptOrder, frontend: Frontend) -> CoreRequest:
+    async def _request(self, order: PromptOrder, frontend: "VllmFrontend") -> CoreRequest:
         """The order's prompt as a request. Raises ApiError."""
         adapter = self._adapter(order.model)
         limit = self._config.max_prompt_tokens or frontend.max_context
@@ -229,7 +176,7 @@ class VllmApi:
                 return adapter
         raise ApiError(404, f"the model {model!r} does not exist", param="model")
 
-    async def _tokens(self, order: PromptOrder, frontend: Frontend, limit: int) -> Sequence[int]:
+    async def _tokens(self, order: PromptOrder, frontend: "VllmFrontend", limit: int) -> Sequence[int]:
         """The prompt's tokens. Text passes the same checks as in a request. Raises ApiError."""
         path = "/v1/completions" if order.messages is None else "/v1/chat/completions"
         content = order.model_dump_json(include={"prompt", "messages", "cache_salt"}, exclude_none=True).encode()

@@ -49,7 +49,7 @@ def replica_json(
         "node": load.node,
         "pids": list(gauges.pids),
         "capacity_tokens": load.capacity_tokens,
-        "free_blocks": load.free_blocks,
+        "free_blocks": max(0, load.free_blocks),
         "used_tokens": load.used_tokens,
         "preemptions": gauges.preemptions,
         "kv_blocks_loaded": gauges.blocks_loaded,

@@ -196,7 +196,7 @@ class BatchScheduler:
     def _make_room(self, sequence: BatchedSequence) -> bool:
         """Allocate a block for the next token if needed; False if this preempted the request itself."""
         while len(sequence.blocks) * self._size < len(sequence.context):
-            if self.pool.free:
+            if self.pool.free > 0:
                 self._allocate(sequence)
                 continue
             last = max(reversed(self.running), key=_priority)

@@ -27,7 +27,7 @@ class Block:
 
 
 class BlockPool:
-    """A fixed number of blocks."""
+    """`size` blocks, a number that may change."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -38,7 +38,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """The number of blocks that no request uses."""
+        """The number of blocks that no request uses; below zero if requests use more than there are now."""
         return self._blank + len(self._idle)
 
     @property
@@ -74,14 +74,24 @@ class BlockPool:
 
     def allocate(self) -> Block | None:
         """An empty block with one user; None if all are in use."""
-        if self._blank:
-            self._blank -= 1
-        elif self._idle:
+        if self.free <= 0:
+            return None
+        self._blank -= 1
+        self._evict()
+        return Block(users=1)
+
+    def resize(self, size: int) -> None:
+        """Have that many blocks from now on. Those in use stay; unused content is dropped for what is missing."""
+        self._blank += size - self.size
+        self.size = size
+        self._evict()
+
+    def _evict(self) -> None:
+        """Drop unused content, the least recently used first, until no blank block is missing."""
+        while self._blank < 0 and self._idle:
             digest, _ = self._idle.popitem(last=False)
             self._unseal(digest)
-        else:
-            return None
-        return Block(users=1)
+            self._blank += 1
 
     def seal(self, block: Block, digest: bytes) -> None:
         """Let a full block be found by its digest, unless another block is."""
@@ -103,6 +113,7 @@ class BlockPool:
                     self._blank += 1
                 else:
                     self._idle[block.digest] = block
+        self._evict()
 
     def delete(self, names: Container[int] | None) -> int:
         """Delete the names of blocks, None: of all; their number. Blocks that requests use keep their content."""

@@ -268,7 +268,13 @@ class PacedEngine:
             preemptions=self._scheduler.preemptions,
             steps=self._steps,
             step_tokens=self._pace.max_num_batched_tokens,
+            nominal_tokens=Tokens(self._pace.num_gpu_blocks_override * size),
         )
+
+    def resize(self, blocks: Blocks) -> None:
+        """Have that many KV blocks from now on. Requests that use more keep theirs until they need another one."""
+        self._scheduler.pool.resize(blocks)
+        self._mirror_changes()
 
     @property
     def death(self) -> str | None:

@@ -17,7 +17,10 @@ from policies.prefix.names import Naming
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine's capacity and work by its own count; `preemptions` and `steps` since its start."""
+    """The engine's capacity and work by its own count; `preemptions` and `steps` since its start.
+
+    `capacity_tokens` may change at any time: below what is used, `free_blocks` are below zero.
+    """
 
     capacity_tokens: Tokens
     free_blocks: Blocks
@@ -31,6 +34,8 @@ class EngineStats:
     """The most tokens of a step; 0: unknown."""
     max_adapters: int = 0
     """The most LoRA adapters of a step."""
+    nominal_tokens: Tokens = Tokens(0)
+    """The capacity of a new engine; 0: it is the present one."""
 
 
 @dataclass(frozen=True, slots=True)

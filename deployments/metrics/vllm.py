@@ -1,10 +1,6 @@
 """vLLM's metrics of a process: engines expose those of their work, ingresses those of whole requests."""
 
-from collections.abc import Callable, Iterable
-
 from prometheus_client import REGISTRY
-from prometheus_client.core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from deployments.metrics.exposition import Family, expose
 
@@ -31,23 +27,6 @@ def expose_engine(replica: str) -> tuple[Family, ...]:
 def expose_requests(replica: str) -> tuple[Family, ...]:
     """The metrics of whole requests, and those that only a frontend has, labelled with `replica`."""
     return tuple(family for family in _expose(replica) if of_requests(family.name))
-
-
-class _Scraped:
-    """A registry of the metrics of another process, from its exposition."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def collect(self) -> Iterable[Metric]:
-        parse: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
-        return parse(self._text)
-
-
-def expose_text(text: str, replica: str) -> tuple[Family, ...]:
-    """The metrics of whole requests in the OpenMetrics text of a frontend's process, labelled with `replica`."""
-    families = expose(_Scraped(text), {"replica": replica}, "vllm:")
-    return tuple(family for family in families if of_requests(family.name))
 
 
 def _expose(replica: str) -> tuple[Family, ...]:

@@ -98,8 +98,7 @@ class EngineReplica:
         self._listener = await ChannelListener.start(get_node_ip_address())
         by_priority = engine.kwargs.get("scheduling_policy") == "priority"
         remembers = (engine.evacuates or engine.recompute_s > 0) and self._engine.mirror.off is None
-        tokens = self._engine.stats().capacity_tokens + self._engine.host_blocks * self._engine.stats().block_size
-        contexts = PastContexts(BYTES_PER_TOKEN * tokens if remembers else 0, time.monotonic)
+        contexts = PastContexts(self._context_bytes if remembers else lambda: 0, time.monotonic)
         self._recomputation = Recomputation(self._engine, contexts, random.Random())
         self._host = RequestHost(
             self._engine,
@@ -200,6 +199,11 @@ class EngineReplica:
 
     def _notify_record(self, record: MigrationRecord) -> None:
         self._scheduler.notify(lambda scheduler: scheduler.record(record))
+
+    def _context_bytes(self) -> int:
+        """The memory for past contexts, in bytes."""
+        stats = self._engine.stats()
+        return BYTES_PER_TOKEN * (stats.capacity_tokens + self._engine.host_blocks * stats.block_size)
 
     def _free_tokens(self) -> int:
         stats = self._engine.stats()
@@ -417,12 +421,13 @@ class EngineReplica:
             node=self._node,
             capacity_tokens=stats.capacity_tokens,
             block_size=stats.block_size,
-            free_blocks=Blocks(max(0, stats.free_blocks - reserved)),
+            free_blocks=Blocks(stats.free_blocks - reserved),
             max_requests=stats.max_requests,
             model=self._engine.fingerprint.model,
             steps=stats.steps,
             step_tokens=stats.step_tokens,
             max_adapters=stats.max_adapters,
+            nominal_tokens=stats.nominal_tokens,
             requests=tuple(self._host.loads()),
         )
 

@@ -142,7 +142,7 @@ class RequestHost:
         self.on_end = on_end
         self.on_context: Callable[[RequestSpec, Sequence[int]], None] = lambda spec, outputs: None
         """Called with the context of every request that `contexts` remember."""
-        self.contexts = contexts or PastContexts(0, clock)
+        self.contexts = contexts or PastContexts(lambda: 0, clock)
         self._runs: dict[RequestId, Run] = {}
         self._ended: OrderedDict[RequestId, Run] = OrderedDict()
         self._ended_bytes = 0

@@ -83,7 +83,8 @@ class Evacuations:
             if status.state is ReplicaState.RUNNING
             and status.id not in excluded
             and status.model == model
-            and status.free_blocks
+            and status.free_blocks is not None
+            and status.free_blocks > 0
         ]
         chosen = sorted(staying, reverse=True)[:SURVIVORS]
         return [s for s in await asyncio.gather(*(self._survivor(id, free) for free, id in chosen)) if s is not None]

@@ -45,9 +45,7 @@ RayService ([cli.md](cli.md#mell-doctor)).
 
 The environment variable `MELL_CACHE` names the folder for models that Mell generates, for the output of each start and,
 without GPUs, for functions that torch has compiled (default: `~/.cache/mell`). `MELL_API_KEYS` can hold the list of API
-keys instead of `ingress.api_keys_file` ([operations.md](operations.md)). `MELL_VLLM_RS` is the path of vLLM's Rust
-frontend on every node, for `ingress.frontend: rust` with a build of vLLM that has none
-([frontend.md](frontend.md#the-rust-frontend)).
+keys instead of `ingress.api_keys_file` ([operations.md](operations.md)).
 
 ## Models that come along
 

@@ -9,9 +9,10 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from operator import attrgetter
 
 from policies.cluster.changes import Crossing
@@ -32,7 +33,8 @@ _RUNNING = ReplicaState.RUNNING
 
 @dataclass(slots=True, eq=False)
 class Cluster:
-    """Replicas, requests and their locations. `capacity` (tokens) and `max_requests` are those of a new replica.
+    """Replicas, requests and their locations. `capacity` (tokens) and `max_requests` are those of a new replica:
+    the unit of slack, of size classes and of spare room. The capacity of each replica is its own, and may change.
 
     `headroom` is the growth kept free per request, `lead` a request's growth until a decision takes effect, `slack` the
     room to keep free in the whole cluster, all in tokens; `is_forecast` if the slack includes the spread of a forecast.
@@ -479,7 +481,7 @@ class Cluster:
             self._trail.closed.append(replica.id)
 
     def close_idle(self, now: float, linger_s: float) -> None:
-        """Close replicas that have been empty for `linger_s` seconds, the youngest first, as far as `may_close`.
+        """Close replicas that have been empty for `linger_s` seconds, the youngest first, if they are `closable`.
 
         No replica is closed while another one is starting, nor one for prefills, which is empty between two of them.
         """
@@ -488,7 +490,7 @@ class Cluster:
                 replica.idle_since = None
                 continue
             replica.idle_since = now if replica.idle_since is None else replica.idle_since
-            if now - replica.idle_since >= linger_s and not self.is_starting() and self.may_close():
+            if now - replica.idle_since >= linger_s and not self.is_starting() and replica.capacity <= self.closable():
                 self.close(replica)
 
     def unit(self) -> int:
@@ -637,15 +639,23 @@ class Cluster:
         tokens = sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
         return round(self.queue_share * tokens)
 
-    def may_close(self, count: int = 1, times: float = 1.0) -> bool:
-        """True if `count` replicas can close without violating a minimum or the slack, multiplied by `times`.
+    def closable(self, closing: Collection[Replica] = (), times: float = 1.0) -> float:
+        """The largest capacity, in tokens, of one replica that can close beside the `closing` ones without violating a
+        minimum or the slack, multiplied by `times`; below zero if none can.
 
         A forecast is not multiplied: its spread is the margin.
         """
-        if len(self.running()) - count < max(self.min_replicas, self.level_replicas):
-            return False
+        if len(self.running()) - len(closing) <= max(self.min_replicas, self.level_replicas):
+            return -1.0
+        if not self.slack:
+            return inf
         margin = 1.0 if self.is_forecast else times
-        return not self.slack or self.spare() - count * self.capacity >= margin * self.slack
+        return self.spare() - sum(replica.capacity for replica in closing) - margin * self.slack
+
+    def may_close(self, times: float = 1.0) -> bool:
+        """True if a running replica can close: see `closable`."""
+        most = self.closable(times=times)
+        return most >= 0 and any(replica.capacity <= most for replica in self.running())
 
     def is_starting(self) -> bool:
         """True while a replica is starting. A replica emptied or closed now would soon be opened again."""

@@ -26,8 +26,8 @@ ENGINE = PoolId("Engine")
 class Pool:
     """Interchangeable replicas: one deployment of one model in one role.
 
-    `capacity` is that of a new replica in tokens, 0 before the first report. `wanted` is the current target number of
-    replicas, between `min_replicas` and `max_replicas` (None: no maximum).
+    `capacity` is that of a new replica in tokens (`Status.nominal`), 0 before the first report. `wanted` is the current
+    target number of replicas, between `min_replicas` and `max_replicas` (None: no maximum).
     """
 
     deployment: PoolId = ENGINE
@@ -43,10 +43,11 @@ class Pool:
 class Status:
     """A replica without its requests.
 
-    `free_blocks` is the engine's own count, correct also if requests share blocks; with None, the free room follows
-    from the requests' sizes. A request can only move between replicas with the same `model` fingerprint. `steps` are
-    the engine's steps since its start, `step_tokens` the most tokens that one of them computes (0: unknown),
-    `max_adapters` the most LoRA adapters in one.
+    `capacity` is the present one, which may change at any time; `nominal` is that of a new replica (0: it is the
+    capacity). `free_blocks` is the engine's own count, correct also if requests share blocks, and below zero if the
+    capacity has shrunk below what is used; with None, the free room follows from the requests' sizes. A request can
+    only move between replicas with the same `model` fingerprint. `steps` are the engine's steps since its start,
+    `step_tokens` the most tokens that one of them computes (0: unknown), `max_adapters` the most LoRA adapters in one.
     """
 
     id: ReplicaId
@@ -60,6 +61,7 @@ class Status:
     steps: StepTotals = NO_STEPS
     step_tokens: int = 0
     max_adapters: int = 0
+    nominal: Tokens = Tokens(0)
 
 
 @dataclass(frozen=True, slots=True)

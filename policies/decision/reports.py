@@ -281,7 +281,7 @@ class Roster:
     ) -> PoolReport:
         """The changes since the last call; after a restart, a snapshot.
 
-        The capacity in `pool` is replaced by that of the largest reported replica.
+        The capacity in `pool` is replaced by the largest nominal one of the reported replicas.
 
         `unreported` are the statuses of replicas without a report. Replicas in `leaving` count as DRAINING.
         """
@@ -289,7 +289,7 @@ class Roster:
         overridden = self._draining(leaving)
         overridden.update((status.id, status) for status in unreported)
         statuses.update(overridden)
-        capacity = max((s.capacity for s in statuses.values()), default=Tokens(0)) or pool.capacity
+        capacity = max((s.nominal or s.capacity for s in statuses.values()), default=Tokens(0)) or pool.capacity
         apart = former | overridden
         fresh = [statuses[r] for r in self._differing if r not in apart]
         fresh += [statuses[r] for r in apart if r in statuses and observed.get(r) != statuses[r]]
@@ -365,6 +365,7 @@ def status_of(load: ReplicaLoad) -> Status:
         load.steps,
         load.step_tokens,
         load.max_adapters,
+        load.nominal_tokens,
     )
 
 
@@ -383,4 +384,5 @@ def load_of(status: Status, requests: Iterable[RequestLoad] = ()) -> ReplicaLoad
         status.steps,
         status.step_tokens,
         status.max_adapters,
+        status.nominal,
     )

@@ -295,8 +295,7 @@ def test_seconds_may_be_whole_numbers() -> None:
             "ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too",
         ),
         (nested("deployment_config.standby", 1), "valid boolean"),
-        (nested("ingress.frontend", "python"), "'vllm'"),
-        (nested("ingress.frontend", "mell"), "has replaced Mell's own: write vllm, or remove the line"),
+        (nested("ingress.frontend", "vllm"), "frontend: remove it; vLLM's own server application is the only one"),
         (
             {"ingress": {"frontend_kwargs": {"port": 1, "a": 2}}},
             "remove a, port; there are",
@@ -321,10 +320,6 @@ def test_seconds_may_be_whole_numbers() -> None:
             "mell-tiny is the name of the model",
         ),
         (nested("ingress.allow_runtime_lora_updating", True), "set ingress.admin_key, too"),
-        (
-            nested("engine_kwargs.enable_lora", True) | nested("ingress.frontend", "rust"),
-            "the Rust frontend serves no adapters; write frontend: vllm",
-        ),
         (
             {"ingress": {"allow_runtime_lora_updating": True, "admin_key": "secret-key"}},
             "write engine_kwargs.enable_lora: true, too",

@@ -51,7 +51,6 @@ CLASSES: dict[str, Any] = {"flex": {"rank": -1}, "priority": {"rank": 1}}
 """Service classes with the names of OpenAI's service tiers."""
 
 TURNS = {
-    "rusty": 9,
     "application": 1,
     "updating": 2,
     "split": 2,
@@ -174,12 +173,6 @@ def split(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
-def rusty(stage: Stage) -> Application:
-    """As `application`, with vLLM's Rust frontend."""
-    return stage.show("rust", _rust())
-
-
-@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -260,13 +253,6 @@ def pooling(model: Path, **engine_kwargs: Any) -> dict[str, Any]:
     args["engine_kwargs"] = engine_kwargs
     del args["ingress"]["frontend_kwargs"]
     args["migration"] = {"transport": "shared"}
-    return config
-
-
-def _rust() -> dict[str, Any]:
-    config = _real()
-    args = config["applications"][0]["args"]
-    args["ingress"] |= {"frontend": "rust", "frontend_kwargs": {"tool_call_parser": "hermes"}}
     return config
 
 

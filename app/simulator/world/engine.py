@@ -56,7 +56,7 @@ class Settled:
 
 
 class SimulatedEngine:
-    """An engine with room for `capacity` tokens of KV; if it has a `cache`, that has the rest of the memory.
+    """An engine with room for `capacity` tokens of KV, which may change; a `cache` has the rest of the memory.
 
     `running` are the admitted requests in the order of their admission; of the last in turn, the last one is preempted
     first, and `waiting` ones are admitted in the order of their turns, which are equal without classes. `reserved` is
@@ -86,7 +86,6 @@ class SimulatedEngine:
         self.cache = cache
         self._times = times
         self._memory = memory
-        self._watermark = times.watermark(capacity)
         self._still = 0.0
         """The part of the used memory that does not grow, in tokens: prefills, hand-overs, and promised room."""
         self._prefills: deque[Live] = deque()
@@ -101,8 +100,10 @@ class SimulatedEngine:
     # --- queries --------------------------------------------------------------------------------------
 
     def free_blocks(self, now: float) -> Blocks | None:
-        """The free blocks of an engine with a prefix cache, which reports them; None without one."""
-        return None if self.cache is None else Blocks(max(0, int(self.free(now)) // self.cache.block_tokens))
+        """The free blocks of an engine with a prefix cache, which reports them; None without one. Below zero if the
+        capacity is below what is used.
+        """
+        return None if self.cache is None else Blocks(int(self.free(now)) // self.cache.block_tokens)
 
     def free(self, now: float) -> float:
         """Tokens of KV that are neither used nor promised."""
@@ -334,7 +335,7 @@ class SimulatedEngine:
         if not self.running and not self._still:
             return 0.0
         step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
-        return max(self._watermark, step)
+        return max(self._times.watermark(self.capacity), step)
 
     def _reuse(self, live: Live) -> None:
         """Leave out the first tokens of a prefill that are in the cache, unless some have been computed."""

@@ -87,4 +87,4 @@ class ClosingCopies:
 
 def _survivor(engine: SimulatedEngine, now: float) -> Survivor:
     contexts = () if engine.cache is None else engine.cache.contexts(now)
-    return Survivor(engine.replica, engine.free_blocks(now) or Blocks(0), contexts)
+    return Survivor(engine.replica, max(Blocks(0), engine.free_blocks(now) or Blocks(0)), contexts)

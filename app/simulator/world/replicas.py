@@ -63,6 +63,12 @@ class Replicas:
             replica, node, capacity, self._times, self._memory, self._observer.stepped, cache
         )
 
+    def resize(self, replica: ReplicaId, capacity: Tokens) -> None:
+        """Change a replica's capacity."""
+        engine = self.engines[replica]
+        engine.capacity = capacity
+        self.touch(engine)
+
     def cache_changes(self) -> dict[ReplicaId, CacheChange]:
         """The changes of all prefix caches since the last call."""
         caches = ((replica, engine.cache) for replica, engine in self.engines.items() if engine.cache is not None)

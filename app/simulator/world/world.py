@@ -277,7 +277,18 @@ class World:
             self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
 
     def _status(self, replica: ReplicaId, state: ReplicaState, node: str) -> Status:
-        return Status(replica, state, node, self._setup.capacity, self._setup.block_tokens or 1)
+        capacity = self.replicas.engines[replica].capacity
+        return Status(replica, state, node, capacity, self._setup.block_tokens or 1, nominal=self._setup.capacity)
+
+    def resize(self, replica: ReplicaId, capacity: Tokens) -> None:
+        """Have an engine change its capacity now: requests that no longer fit are preempted, unless they move away."""
+        self.replicas.resize(replica, capacity)
+        self._reports.statuses[replica] = replace(self._known_status(replica), capacity=capacity)
+
+    def _known_status(self, replica: ReplicaId) -> Status:
+        state = ReplicaState.STARTING if replica in self._starting else ReplicaState.RUNNING
+        node = self.replicas.engines[replica].node
+        return self._reports.statuses.get(replica) or self._status(replica, state, node)
 
     def _start(self, engine: SimulatedEngine) -> None:
         """Report a replica as running. If requests wait, an early epoch follows."""
@@ -343,8 +354,8 @@ class World:
         """Report the free blocks of running replicas, as live ones do."""
         for name, engine in self.replicas.engines.items():
             if name not in self._starting:
-                status = self._reports.statuses.get(name) or self._status(name, ReplicaState.RUNNING, engine.node)
-                self._reports.statuses[name] = replace(status, free_blocks=engine.free_blocks(self.loop.now))
+                free = engine.free_blocks(self.loop.now)
+                self._reports.statuses[name] = replace(self._known_status(name), free_blocks=free)
 
     def _carry_out(self, plan: Plan) -> None:
         for opening in plan.opened:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deployments.engine.port import Engine
@@ -44,9 +44,9 @@ async def reload_adapter(engine: Engine, context: PastContext) -> None:
 
 
 class PastContexts:
-    """The newest contexts, as far as they fit into `most_bytes`; 0: none."""
+    """The newest contexts, as far as they fit into `most_bytes`, which may change; 0: none."""
 
-    def __init__(self, most_bytes: int, clock: Clock) -> None:
+    def __init__(self, most_bytes: Callable[[], int], clock: Clock) -> None:
         self._most_bytes = most_bytes
         self._clock = clock
         self._contexts: OrderedDict[int, PastContext] = OrderedDict()
@@ -56,12 +56,13 @@ class PastContexts:
 
     def add(self, spec: RequestSpec, outputs: Sequence[int]) -> None:
         """Remember a context, which has been used just now."""
-        if not self._most_bytes:
+        most_bytes = self._most_bytes()
+        if not most_bytes:
             return
         self._number += 1
         context = self._contexts[self._number] = PastContext(self._number, spec, array("I", outputs), self._clock())
         self.bytes += context.size
-        while self.bytes > self._most_bytes:
+        while self.bytes > most_bytes:
             _, forgotten = self._contexts.popitem(last=False)
             self.bytes -= forgotten.size
 

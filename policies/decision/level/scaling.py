@@ -87,7 +87,7 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
     free = cluster.spare()
     return ScalingReport(
         scaled.up,
-        None if scaled.closed else _block(cluster, free, linger_left_s),
+        None if scaled.closed else _block(cluster, linger_left_s),
         scaled.opened,
         scaled.closed,
         cluster.up(),
@@ -100,13 +100,13 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
     )
 
 
-def _block(cluster: Cluster, free: int, linger_left_s: float | None) -> ScaleDownBlock:
+def _block(cluster: Cluster, linger_left_s: float | None) -> ScaleDownBlock:
     if len(cluster.running()) <= cluster.min_replicas:
         return ScaleDownBlock.MINIMUM
     if cluster.is_starting():
         return ScaleDownBlock.STARTING
     if len(cluster.running()) <= cluster.level_replicas:
         return ScaleDownBlock.PREFILLS
-    if cluster.slack and free - cluster.capacity < cluster.slack:
+    if not cluster.may_close():
         return ScaleDownBlock.RESERVE
     return ScaleDownBlock.IN_USE if linger_left_s is None else ScaleDownBlock.LINGER

@@ -16,17 +16,19 @@ def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
     free.
     """
     cluster = seeker.cluster
-    emptied = sum(not r.requests for r in cluster.hosts())
-    while cluster.may_close(emptied + 1, times) and (victim := _cheapest(seeker, most, victims)) is not None:
+    emptied = [r for r in cluster.hosts() if not r.requests]
+    while (capacity := cluster.closable(emptied, times)) >= 0:
+        if (victim := _cheapest(seeker, most, victims, capacity)) is None:
+            return
         _empty(seeker, victim, most)
-        emptied += 1
+        emptied.append(victim)
 
 
-def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
-    """The replica that takes the fewest moves to empty; found by trial and undo."""
+def _cheapest(seeker: Seeker, most: int, victims: int, capacity: float) -> Replica | None:
+    """The replica with up to that capacity that takes the fewest moves to empty; found by trial and undo."""
     cluster = seeker.cluster
     best = None
-    for replica in list(islice(_candidates(seeker, most), victims)):
+    for replica in list(islice(_candidates(seeker, most, capacity), victims)):
         if most < 1 or len(replica.requests) > most:
             continue
         mark = cluster.mark()
@@ -37,12 +39,12 @@ def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
     return best
 
 
-def _candidates(seeker: Seeker, most: int) -> Iterator[Replica]:
-    """Replicas with at most `most` requests, all movable, that fit into the total room of the others, or may share
-    blocks there; the least loaded first.
+def _candidates(seeker: Seeker, most: int, capacity: float) -> Iterator[Replica]:
+    """Replicas with up to that capacity and at most `most` requests, all movable, that fit into the total room of the
+    others, or may share blocks there; the least loaded first.
     """
     cluster = seeker.cluster
-    few = (r for r in cluster.hosts() if 0 < len(r.requests) <= most)
+    few = (r for r in cluster.hosts() if 0 < len(r.requests) <= most and r.capacity <= capacity)
     for replica in sorted(few, key=lambda r: (r.load - cluster.saved(r), r.order)):
         if (_fits_elsewhere(cluster, replica) or _may_share(cluster, replica)) and all(
             cluster.may_move(q) for q in replica.requests.values()

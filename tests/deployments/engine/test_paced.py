@@ -253,6 +253,39 @@ async def test_free_blocks_fall_as_requests_grow_and_return_at_the_end() -> None
     assert used[-1] == 0
 
 
+async def test_a_smaller_engine_has_less_than_no_room_until_requests_end() -> None:
+    desk = await Desk.open()
+    desk.ask("r", prompt(30), 2)
+    await asyncio.sleep(0.050)
+    desk.engine.resize(Blocks(5))
+    stats = desk.engine.stats()
+    assert (stats.capacity_tokens, stats.nominal_tokens, stats.free_blocks) == (20, 64, -3)
+    await desk.done("r")
+    assert desk.engine.stats().free_blocks == 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_answers_of_an_engine_whose_size_changes_at_random(seed: int) -> None:
+    dice = Random(seed)
+    steady, desk = await Desk.open(), await Desk.open()
+    prompts = {f"r{n}": prompt(dice.randrange(1, 24), n) for n in range(12)}
+    for key, tokens in prompts.items():
+        steady.ask(key, tokens, 20)
+        desk.ask(key, tokens, 20)
+
+    async def resize() -> None:
+        while True:
+            desk.engine.resize(Blocks(dice.randrange(11, 40)))
+            await asyncio.sleep(dice.random() / 20)
+
+    resizing = asyncio.create_task(resize())
+    await asyncio.gather(steady.done(), desk.done())
+    resizing.cancel()
+    assert {k: a.tokens for k, a in desk.answers.items()} == {k: a.tokens for k, a in steady.answers.items()}
+    assert desk.engine.stats().free_blocks * 4 == desk.engine.stats().capacity_tokens
+    assert desk.engine.stats().preemptions > 0
+
+
 async def test_aborted_request_frees_its_blocks_at_once() -> None:
     desk = await Desk.open()
     desk.ask("long", prompt(40), 20)

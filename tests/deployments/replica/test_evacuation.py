@@ -37,7 +37,7 @@ def request(number: int, tokens: int = TOKENS) -> RequestSpec:
 def remembering(most_bytes: int = 1 << 20) -> dict[ReplicaId, CachedReplica]:
     cluster = make_cluster()
     for replica in cluster.values():
-        replica.host.contexts = PastContexts(most_bytes, asyncio.get_running_loop().time)
+        replica.host.contexts = PastContexts(lambda: most_bytes, asyncio.get_running_loop().time)
     return cluster
 
 
@@ -80,7 +80,7 @@ async def test_request_that_its_reader_ends_is_remembered_and_one_that_moved_awa
 
 
 async def test_memory_is_bounded_and_the_newest_contexts_stay() -> None:
-    contexts = PastContexts(5000, lambda: 0.0)
+    contexts = PastContexts(lambda: 5000, lambda: 0.0)
     for number in range(10):
         contexts.add(request(number), range(100))
         assert contexts.bytes <= 5000
@@ -90,7 +90,7 @@ async def test_memory_is_bounded_and_the_newest_contexts_stay() -> None:
     assert contexts.get(1) is None and contexts.get(10) is not None
     contexts.add(request(11), range(5000))
     assert not list(contexts.newest_first()) and not contexts.bytes, "one that is too large is not kept"
-    nothing = PastContexts(0, lambda: 0.0)
+    nothing = PastContexts(lambda: 0, lambda: 0.0)
     nothing.add(request(1), ())
     assert not list(nothing.newest_first())
 
@@ -122,14 +122,14 @@ async def test_target_that_is_lost_gets_no_more(fault: Exception | str) -> None:
 
 async def test_context_whose_adapter_is_gone_is_neither_copied_nor_in_the_way_of_others() -> None:
     clock, copies = asyncio.get_running_loop().time, Recorded()
-    contexts = PastContexts(1 << 20, clock)
+    contexts = PastContexts(lambda: 1 << 20, clock)
     contexts.add(replace(request(1), adapter=Adapter("sql", 1, "/gone")), ())
     contexts.add(request(2), ())
     a = make_cluster()[A]
     orders = [ContextCopy(1, B), ContextCopy(2, B)]
     assert await Evacuator(a.engine, contexts, copies.copy, clock).send(orders, 10.0) == 1
     assert [order.spec.id for order, _ in copies.orders] == ["r2"]
-    adapted = PastContexts(1 << 20, clock)
+    adapted = PastContexts(lambda: 1 << 20, clock)
     adapted.add(replace(request(1), adapter=Adapter("sql", 1, "/gone")), ())
     assert await Recomputation(a.engine, adapted, random.Random(0)).check() is Recomputed.SKIPPED
 
@@ -158,7 +158,7 @@ class Recorded:
 async def made(copies: Recorded, *targets: ReplicaId, within_s: float = 100.0) -> int:
     """The number of copies that were done, of a context for each of the targets."""
     clock = asyncio.get_running_loop().time
-    contexts = PastContexts(1 << 20, clock)
+    contexts = PastContexts(lambda: 1 << 20, clock)
     for number in range(len(targets)):
         contexts.add(request(number), (1, 2))
     orders = [ContextCopy(number, target) for number, target in enumerate(targets, 1)]

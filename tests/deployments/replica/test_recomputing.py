@@ -71,7 +71,7 @@ async def test_nothing_is_recomputed_without_a_context_or_its_blocks() -> None:
     await a.engine.delete(None)
     assert await audit.check() is Recomputed.SKIPPED
     await serve(a, request(1, tokens=2))
-    contexts = PastContexts(1 << 20, lambda: 0.0)
+    contexts = PastContexts(lambda: 1 << 20, lambda: 0.0)
     contexts.add(request(2, tokens=3), ())
     assert await recomputation(a, contexts).check() is Recomputed.SKIPPED, "no block is full"
 

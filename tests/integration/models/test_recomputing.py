@@ -24,7 +24,7 @@ PROMPT, OUTPUT = 6 * BLOCK + 5, 2 * BLOCK
 
 def audited(replica: RealReplica) -> Recomputation:
     """The audit of what a replica remembers from now on."""
-    replica.host.contexts = PastContexts(1 << 24, time.monotonic)
+    replica.host.contexts = PastContexts(lambda: 1 << 24, time.monotonic)
     return Recomputation(replica.engine, replica.host.contexts, random.Random(1))
 
 
@@ -57,7 +57,7 @@ async def test_cached_contexts_are_recomputed(two_engines: EnginePair) -> None:
     async with asyncio.timeout(10):
         while engine.present(wrong, ()).hbm < 6:  # Named by a later step.
             await asyncio.sleep(0.05)
-    poisoned = PastContexts(1 << 24, time.monotonic)
+    poisoned = PastContexts(lambda: 1 << 24, time.monotonic)
     poisoned.add(wrong, ())
     assert await Recomputation(engine, poisoned, random.Random(1)).check() is Recomputed.DIFFERENT
     async with asyncio.timeout(10):

@@ -10,6 +10,7 @@ import pytest
 from app.simulator.costs.costs import IDEAL, Costs, PathChoice
 from app.simulator.workload.workload import Job
 from app.simulator.world.live import Stage
+from app.simulator.world.loop import Turn
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World, simulate
 from policies.cluster.changes import Arrival
@@ -218,3 +219,24 @@ def test_the_same_workload_gives_the_same_history() -> None:
         simulate(workload(4, 60.0, rate=2.0), policy("load_balance"), Setup(Tokens(1000), horizon_s=200.0), costs, log)
     assert logs[0] == logs[1]
     assert logs[0].transfers
+
+
+@pytest.mark.parametrize("block_tokens", [0, 10], ids=["no caches", "caches"])
+@pytest.mark.parametrize("seed", range(5))
+def test_engines_whose_size_changes_every_second_lose_no_request(seed: int, block_tokens: int) -> None:
+    dice, log, capacity = random.Random(seed), Log(), 1000
+    setup = Setup(Tokens(capacity), 25.0, horizon_s=900.0, min_replicas=2, max_gpus=6, block_tokens=block_tokens)
+    jobs = [each for each in workload(seed, 300.0) if each.prompt + each.output <= capacity // 2]
+    costs = Costs("moves", slots=False, compute=COMPUTE, migration=MIGRATION)
+    played = World(policy("pack"), setup, costs, log)
+
+    def resize() -> None:
+        for replica in played.replicas.engines:
+            played.resize(replica, Tokens(dice.randrange(capacity // 2, 2 * capacity)))
+        assert played.cluster.capacity in (1, capacity), "the unit follows no size"
+
+    for second in range(900):
+        played.loop.at(second + 0.5, Turn.LINK, resize)
+    played.run(jobs)
+    assert len(log.lives) == len(jobs) > 20
+    assert any(transfer.path is not None for transfer in log.transfers), "requests left what shrank"

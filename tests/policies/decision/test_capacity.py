@@ -1,0 +1,65 @@
+"""Replicas whose capacity changes: each has its own, and the unit of a pool is that of a new replica."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.decision.limits import Limits, Terms, as_given
+from policies.decision.memory import PoolMemory
+from policies.model import Blocks, ReplicaId, Tokens
+from policies.plan import Plan
+from tests.policies.cluster.named import named, replica
+from tests.policies.decision.observed import C, Drawn, Watcher, observed
+
+STILL = Terms("pack:headroom_s=0,comfort=0,rest=0", as_given(Limits()), decode_rate=0.0)
+
+
+def resized(drawn: Drawn, **capacities: int) -> Drawn:
+    """The drawn cluster in which replicas have other capacities than a new one."""
+    loads = []
+    for load in drawn.loads:
+        capacity = capacities.get(load.id, C)
+        free = Blocks(load.free_blocks + capacity - C)
+        loads.append(replace(load, capacity_tokens=Tokens(capacity), nominal_tokens=C, free_blocks=free))
+    return replace(drawn, loads=tuple(loads))
+
+
+def decided(drawn: Drawn) -> tuple[Plan, PoolMemory]:
+    watcher = Watcher(PoolMemory(STILL), len(drawn.loads))
+    return watcher.decide(drawn), watcher.memory
+
+
+def test_a_replica_that_shrinks_below_its_use_is_overloaded_and_requests_leave() -> None:
+    plan, memory = decided(resized(observed("a: p50 q40 | b: r20"), a=60))
+    (move,) = plan.moves
+    assert (move.source, move.target) == (ReplicaId("a"), ReplicaId("b"))
+    assert memory.cluster.replicas[ReplicaId("a")].load <= 60
+
+
+def test_room_is_below_zero_if_requests_have_nowhere_to_go() -> None:
+    plan, memory = decided(resized(observed("a: p50! q40!"), a=60))
+    assert not plan.moves and memory.cluster.replicas[ReplicaId("a")].room == -30
+
+
+@pytest.mark.parametrize("capacity", [40, 160])
+def test_the_unit_of_the_pool_is_the_capacity_of_a_new_replica(capacity: int) -> None:
+    _, memory = decided(resized(observed("a: p30 | b: r20"), a=capacity))
+    assert memory.cluster.capacity == C
+    assert memory.cluster.replicas[ReplicaId("a")].capacity == capacity
+
+
+def test_blocks_that_requests_share_are_not_mistaken_for_an_overload() -> None:
+    """By the engine's count, 60 tokens are used by requests of 90."""
+    drawn = resized(observed("a: p50 q40"), a=60)
+    _, memory = decided(replace(drawn, loads=(replace(drawn.loads[0], free_blocks=Blocks(0)),)))
+    there = memory.cluster.replicas[ReplicaId("a")]
+    assert there.overload == there.room == 0
+
+
+@pytest.mark.parametrize(("capacity", "slack", "closes"), [(50, 0.6, True), (200, 1.0, False)])
+def test_a_closing_takes_the_replicas_own_capacity_away(capacity: int, slack: float, closes: bool) -> None:
+    cluster = named("A: p40 | B:")
+    replica(cluster, "B").capacity = Tokens(capacity)
+    Limits(slack=slack).begin(cluster, 0.0)
+    cluster.close_idle(0.0, 0.0)
+    assert (ReplicaId("B") not in cluster.replicas) is closes
