@@ -889,7 +889,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What decisions change of a replica beside its sums, with the orders of its requests and adapters."""
+    """The attributes of a replica that decisions change beside its sums, and the orders of its requests and adapters."""
 
     replica: Replica
     requests: tuple[RequestId, ...]
