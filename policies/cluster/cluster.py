@@ -889,7 +889,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """The attributes of a replica that decisions change beside its sums, and the orders of its requests and adapters."""
+    """The attributes of a replica that decisions change beside its sums, with its requests and adapters in order."""
 
     replica: Replica
     requests: tuple[RequestId, ...]
