@@ -244,9 +244,9 @@ class SchedulerSettings(SettingsSection):
     mode: Mode = Field(
         Mode.ACT,
         strict=False,
-        description="Mode of the epochs: `act` carries plans out; `observe` only makes and reports them; `off` "
-        "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode. `mell mode` "
-        "changes it at run time.",
+        description="Mode of the epochs: `act` carries decisions out; `observe` makes and shows them, and does as "
+        "`off`, which makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode. "
+        "`mell mode` changes it at run time.",
     )
     placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the scheduler.")
     routing: Routing = Field(

@@ -118,7 +118,7 @@ class Plan:
 
     Moves and placements are one change: a move may need room that another one frees, unless moves take time.
     `deferred` are moves for which neither the links nor the targets' prefill budgets have room in this epoch. They are
-    dropped; the next epoch decides anew.
+    dropped; the next epoch decides anew. `proposed` is only in plans of the mode `observe`.
     """
 
     moves: tuple[Move, ...] = ()
@@ -128,3 +128,18 @@ class Plan:
     opened: tuple[Opening, ...] = ()
     closed: tuple[ReplicaId, ...] = ()
     deferred: tuple[Move, ...] = ()
+    proposed: "Proposal | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An epoch's decision in the mode `act`, proposed in the mode `observe` and not carried out.
+
+    `plan` is the plan of `act`. `moves` are all moves of the decision, also those beyond the bounds on simultaneous
+    moves, which `act` would begin in later epochs; they have no paths. `replicas_needed` is the number of running and
+    starting replicas after `moves`, without the empty ones that neither a minimum nor the slack keeps open.
+    """
+
+    plan: Plan
+    moves: tuple[Move, ...]
+    replicas_needed: int

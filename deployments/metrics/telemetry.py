@@ -14,7 +14,6 @@ from policies.cost.latencies import NO_TIMES
 from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.level.service import STATES, ServiceReport
 from policies.decision.limits import Mode
-from policies.decision.shadow import DryRun
 from policies.model import ReplicaState, Role
 from policies.plan import Path
 from policies.precedence import DEFAULT_CLASS
@@ -119,11 +118,11 @@ class Telemetry:
             self._roles.set(counts[role], str(role))
 
     def begin_mode(self, mode: Mode) -> None:
-        """End the metrics of other modes, and begin another dry run: its figures are added to those of the last."""
+        """End the metrics of other modes. The moves of a dry run are added to those of the last one."""
         if mode is not Mode.ACT and self._scales:
             self._set_reasons(None, None)
         if self._dry_run is not None:
-            self._dry_run.restart()
+            self._dry_run.needed.set(nan)
 
     def scaling(self, report: ScalingReport) -> None:
         """Set the reasons for the number of replicas."""
@@ -140,11 +139,12 @@ class Telemetry:
         """Observe the end of an emptied replica, `took_s` seconds after the decision to empty it."""
         self._free.observe(took_s)
 
-    def dry_run(self, so_far: DryRun) -> None:
-        """Set the metrics of the dry run. Without a call these metrics do not exist."""
+    def dry_run(self, replicas_needed: int, moves: int) -> None:
+        """Set the needed replicas of a dry run, and count its new moves. Without a call these metrics do not exist."""
         if self._dry_run is None:
             self._dry_run = _DryRun(self._registry)
-        self._dry_run.update(so_far)
+        self._dry_run.needed.set(replicas_needed)
+        self._dry_run.moves.inc(moves)
 
     def service(self, report: ServiceReport) -> None:
         """Set the metrics of the service level. Without a call these metrics do not exist."""
@@ -188,28 +188,5 @@ class _DryRun:
     """The metrics of a dry run."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._needed = Gauge("mell_dry_run_replicas_needed", "Replicas in the dry run.", registry)
-        self._waiting = Gauge(
-            "mell_dry_run_requests_waiting", "Requests that wait for a replica in the dry run.", registry
-        )
-        self._gpu_seconds = Counter(
-            "mell_dry_run_gpu_seconds", "Time of all replicas in the dry run added up.", registry
-        )
-        self._moves = Counter("mell_dry_run_moves", "Moves in the dry run.", registry)
-        self._tokens = Counter("mell_dry_run_moved_tokens", "Tokens of these moves.", registry)
-        self._bytes = Counter("mell_dry_run_moved_bytes", "KV bytes of these moves.", registry)
-        self._counted: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
-
-    def restart(self) -> None:
-        self._needed.set(nan)
-        self._waiting.set(nan)
-        self._counted = (0.0, 0.0, 0.0, 0.0)
-
-    def update(self, so_far: DryRun) -> None:
-        self._needed.set(so_far.replicas_needed)
-        self._waiting.set(so_far.requests_waiting)
-        counts = (so_far.gpu_seconds_needed, so_far.moves, so_far.moved_tokens, so_far.moved_bytes or 0)
-        counters = (self._gpu_seconds, self._moves, self._tokens, self._bytes)
-        for counter, count, counted in zip(counters, counts, self._counted, strict=True):
-            counter.inc(count - counted)
-        self._counted = counts
+        self.needed = Gauge("mell_dry_run_replicas_needed", "Replicas that mode act would need.", registry)
+        self.moves = Counter("mell_dry_run_moves", "Moves that mode act would begin.", registry)

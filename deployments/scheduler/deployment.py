@@ -300,8 +300,7 @@ class LiveScheduler:
         replicas = [replica_json(r, gauges[r.id], memory.role(r.id), by_hand.get(r.id)) for r in loads]
         others = self._listing.others(roster.statuses)
         replicas += [replica_json(load_of(status), by_hand=by_hand.get(status.id)) for status in others]
-        rehearsal = self._epochs.rehearsal
-        dry_run = rehearsal.to_json() if rehearsal else None
+        dry_run = self._epochs.dry_run.to_json() if self._epochs.dry_run else None
         state = {
             "as_of": self._as_of,
             "mode": str(self._epochs.mode),

@@ -8,9 +8,9 @@ from dataclasses import replace
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.dry_run import DryRun
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, Recorder, RoleOrdered
-from deployments.scheduler.rehearsal import Rehearsal
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
 from policies.cost.latencies import ReachedTimes
@@ -22,7 +22,6 @@ from policies.decision.level.service import service_report
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
-from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, Role
 from policies.plan import Move
 
@@ -135,10 +134,8 @@ class Epochs:
         self._report(now)
         if any(pool.roster.statuses for pool in self._pools):
             self.ready.set()
+        self._add_proposal(seen, plans)
         await self._carry_out(plans)
-        if self.rehearsal is not None:
-            (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
-            self.rehearsal.epoch(report, now)
         self._await_prefills()
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
@@ -164,7 +161,7 @@ class Epochs:
     # --- inside ---------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
-        """Have the next observation be a snapshot, after an epoch that has not ended, or in another mode."""
+        """Have the next observation be a snapshot, after an epoch that has not ended."""
         for pool in self._pools:
             pool.roster.restart()
         # A snapshot has what was placed and ordered before; roles and modes are in no report.
@@ -175,8 +172,6 @@ class Epochs:
         mode = self.mode if self._ordered is None else self._ordered()
         if mode is not self.mode:
             log.info("mode %s instead of %s", mode, self.mode)
-            if mode is Mode.OBSERVE:  # a dry run begins with all replicas and requests
-                self._restart()
             self._note(ModeOrdered(self._clock(), mode))
             self._memory.set_mode(mode)
             self._begin_mode()
@@ -185,14 +180,15 @@ class Epochs:
         for pool in self._pools:
             pool.scaler.scales = self.mode is Mode.ACT
         self._telemetry.begin_mode(self.mode)
-        self.rehearsal = self._new_rehearsal()
+        self.dry_run = DryRun(self._telemetry) if self.mode is Mode.OBSERVE else None
 
-    def _new_rehearsal(self) -> Rehearsal | None:
-        """The dry run of the mode `observe`."""
-        if self.mode is not Mode.OBSERVE:
-            return None
-        pool = self._memory.pool()
-        return Rehearsal(Shadow(self._memory.terms, pool.experience, names=pool.router.names), self._telemetry)
+    def _add_proposal(self, seen: Observation, plans: Plans) -> None:
+        """Add the proposal of the mode `observe` to the dry run, once a replica has reported."""
+        if self.dry_run is None or not self.ready.is_set():
+            return
+        (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
+        (proposal,) = (plan.proposed for plan in plans[ENGINE] if plan.proposed is not None)
+        self.dry_run.add_epoch(report, proposal, self._memory.pool().cluster.up(), seen.now)
 
     async def _decide(self, seen: Observation) -> Plans:
         """Decide in slices. Arrivals are placed in between, so that none waits for the whole epoch."""

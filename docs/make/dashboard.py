@@ -177,26 +177,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (("sum(mell_replicas)", "now"), ("sum(mell_dry_run_replicas_needed)", "needed in mode act")),
         ),
         Panel(
-            "GPUs saved",
-            "short",
-            ((f"{per_s('mell_gpu_seconds_total')} - {per_s('mell_dry_run_gpu_seconds_total')}", "saved in mode act"),),
-            "Mean number of replicas that mode act would save; negative if it would need more.",
-        ),
-        Panel(
             "Moves",
             "ops",
             ((per_s("mell_dry_run_moves_total"), "in mode act"),),
+            "Each request counts once until it leaves its replica.",
         ),
-        Panel(
-            "KV and tokens of moves",
-            "short",
-            (
-                (per_s("mell_dry_run_moved_bytes_total"), "bytes per s"),
-                (per_s("mell_dry_run_moved_tokens_total"), "tokens per s"),
-            ),
-            "Upper bound: every move sends all of its KV.",
-        ),
-        Panel("Requests without a place in mode act", "short", (("sum(mell_dry_run_requests_waiting)", "requests"),)),
     ),
     "Processes": (
         Panel(

@@ -2,7 +2,8 @@
 
 `policies.decision` brings it up to date with each observation. Policies then change it through `place`, `move`, `lift`,
 `evict` and `open`; `settle` compares the outcome with the beginning of the epoch and returns the difference as a
-`Plan`. So a request that is moved back and forth costs no move, and a request that is moved twice costs one.
+`Plan`. So a request that is moved back and forth costs no move, and a request that is moved twice costs one. Within
+`proposing`, `planned` gives the plan, and all decisions are taken back.
 
 With `holds`, moves take time: a request that leaves a replica occupies its room there until the move is over. Without
 `holds` moves are instantaneous, as in the paper's model (section VI-A).
@@ -478,20 +479,27 @@ class Cluster:
         if self._trail.opened.pop(replica.id, None) is not None:
             self.supply.give_back(replica.id)
         else:
-            self._trail.closed.append(replica.id)
+            self._trail.closed[replica.id] = replica
 
     def close_idle(self, now: float, linger_s: float) -> None:
         """Close replicas that have been empty for `linger_s` seconds, the youngest first, if they are `closable`.
 
         No replica is closed while another one is starting, nor one for prefills, which is empty between two of them.
         """
+        self.note_idle(now)
         for replica in reversed(self.running()):
+            idle_since = replica.idle_since
+            is_over = idle_since is not None and now - idle_since >= linger_s
+            if is_over and not self.is_starting() and replica.capacity <= self.closable():
+                self.close(replica)
+
+    def note_idle(self, now: float) -> None:
+        """Set the times since which replicas are empty."""
+        for replica in self.running():
             if replica.role is Role.PREFILL or replica.requests or replica.held or replica.queued:
                 replica.idle_since = None
-                continue
-            replica.idle_since = now if replica.idle_since is None else replica.idle_since
-            if now - replica.idle_since >= linger_s and not self.is_starting() and replica.capacity <= self.closable():
-                self.close(replica)
+            elif replica.idle_since is None:
+                replica.idle_since = now
 
     def unit(self) -> int:
         """A number for a group of requests that move together."""
@@ -522,22 +530,51 @@ class Cluster:
         self._put(request, self._trail.trace(request).origin, None)
         self._trail.freeze()
 
-    def settle(self) -> Plan:
-        """End the epoch: the decisions since the last call as a plan. Requests without a running replica wait again."""
+    def planned(self) -> Plan:
+        """The decisions since `settle` as a plan. Requests without a running replica wait again."""
         for request, trace in list(self._trail.traces.items()):
             replica = request.replica
             if replica is not None and replica.state is not _RUNNING and (replica is not trace.origin or trace.evicted):
                 replica = None
                 self._put(request, None, trace)
-            if trace.is_move(replica):
-                if replica is None:
-                    self._put(request, None, Trace(trace.origin, evicted=True))
-                elif self.holds:
-                    request.source = trace.origin
-                    self.held[request.id] = request.tokens
+            if replica is None and trace.is_move(replica):
+                self._put(request, None, Trace(trace.origin, evicted=True))
+        return self._trail.plan(tuple(request.id for request in self.in_order()))
+
+    def settle(self) -> Plan:
+        """End the epoch. Returns the plan, see `planned`: its moves are under way, and its closed replicas are gone."""
+        plan = self.planned()
+        for request, trace in self._trail.traces.items():
+            if self.holds and trace.is_move(request.replica):
+                request.source = trace.origin
+                self.held[request.id] = request.tokens
         for replica_id in self._trail.closed:
             self.supply.give_back(replica_id)
-        return self._trail.take(tuple(request.id for request in self.in_order()))
+        self._trail.begin_epoch()
+        return plan
+
+    @contextmanager
+    def proposing(self) -> Iterator[None]:
+        """At the end of the block, take all of its decisions back, roles included.
+
+        Requests, replicas and the supply are then as before, in the same order. Only for a block that begins without
+        decisions since `settle`, and does not call it. After an exception, nothing is taken back.
+        """
+        replicas = [_Standing.of(replica) for replica in self.replicas.values()]
+        waiting, activations, units = tuple(self.waiting), self._activations, self._units
+        yield
+        self._running = self._rooms = None
+        for request, trace in list(self._trail.traces.items()):
+            self._put(request, trace.origin, None)
+        for replica_id in self._trail.opened:
+            self.supply.give_back(replica_id)
+        for standing in replicas:
+            standing.restore()
+        self.replicas = {standing.replica.id: standing.replica for standing in replicas}
+        self.waiting = {request_id: self.waiting[request_id] for request_id in waiting}
+        self._activations, self._units = activations, units
+        self._parted = sum(replica.role is not Role.BOTH for replica in self.replicas.values())
+        self._trail.begin_epoch()
 
     # --- queries --------------------------------------------------------------------------------------
 
@@ -656,6 +693,14 @@ class Cluster:
         """True if a running replica can close: see `closable`."""
         most = self.closable(times=times)
         return most >= 0 and any(replica.capacity <= most for replica in self.running())
+
+    def needed(self) -> int:
+        """The number of running and starting replicas without the empty ones that `may_close` allows to close.
+
+        Replicas that requests are leaving count as empty.
+        """
+        idle = sum(not (r.role is Role.PREFILL or r.requests or r.queued) for r in self.running())
+        return self.up() - next((count for count in range(idle, 0, -1) if self.may_close(count)), 0)
 
     def is_starting(self) -> bool:
         """True while a replica is starting. A replica emptied or closed now would soon be opened again."""
@@ -850,6 +895,30 @@ class Cluster:
                 found = best(self.need(size.tokens - shared), takes, group)
             if found is not None:
                 yield found
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """The attributes of a replica that decisions change beside its sums, with its requests and adapters in order."""
+
+    replica: Replica
+    requests: tuple[RequestId, ...]
+    adapters: tuple[AdapterId, ...]
+    role: Role
+    backlog: int
+    idle_since: float | None
+
+    @classmethod
+    def of(cls, replica: Replica) -> "_Standing":
+        orders = tuple(replica.requests), tuple(replica.adapters)
+        return cls(replica, *orders, replica.role, replica.backlog, replica.idle_since)
+
+    def restore(self) -> None:
+        replica = self.replica
+        replica.requests = {request_id: replica.requests[request_id] for request_id in self.requests}
+        replica.adapters = {adapter: replica.adapters[adapter] for adapter in self.adapters}
+        replica.role, replica.apart = self.role, False
+        replica.backlog, replica.idle_since = self.backlog, self.idle_since
 
 
 def _count(adapters: dict[AdapterId, int], adapter: AdapterId, change: int) -> None:

@@ -45,7 +45,7 @@ class Trail:
 
     traces: dict[Request, Trace] = field(default_factory=dict)
     opened: dict[ReplicaId, Replica] = field(default_factory=dict)
-    closed: list[ReplicaId] = field(default_factory=list)
+    closed: dict[ReplicaId, Replica] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     first: int = 0
 
@@ -63,8 +63,8 @@ class Trail:
         self.first += len(self.steps)
         self.steps.clear()
 
-    def take(self, queued: tuple[RequestId, ...]) -> Plan:
-        """The difference between the requests' first and current locations as a plan; a new epoch begins."""
+    def plan(self, queued: tuple[RequestId, ...]) -> Plan:
+        """The difference between the requests' first and current locations as a plan."""
         moves, placements, evicted = [], [], []
         for request, trace in self.traces.items():
             replica = request.replica
@@ -77,7 +77,9 @@ class Trail:
             elif trace.evicted or trace.origin is None:
                 placements.append(Placement(request.id, replica.id))
         opened = tuple(Opening(replica.id, replica.node) for replica in self.opened.values())
-        plan = Plan(tuple(moves), tuple(placements), tuple(evicted), queued, opened, tuple(self.closed))
+        return Plan(tuple(moves), tuple(placements), tuple(evicted), queued, opened, tuple(self.closed))
+
+    def begin_epoch(self) -> None:
+        """Forget all decisions."""
         self.freeze()
-        self.traces, self.opened, self.closed = {}, {}, []
-        return plan
+        self.traces, self.opened, self.closed = {}, {}, {}

@@ -14,12 +14,16 @@ The steps of an epoch of a pool:
 
 Plans are carried out completely: no later step removes a part. If a move cannot begin, a later observation reports its
 failure to the memory.
+
+In the mode `off`, only evacuations are decided. `observe` first takes all steps of `act` for a proposal, takes them
+back, and then decides as `off`.
 """
 
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite
+from typing import NamedTuple
 
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
@@ -40,9 +44,9 @@ from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Route
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.model import Phase, ReplicaId, ReplicaState, Role, Tokens
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Role, Tokens
 from policies.paths.choice import URGENCY, Choice
-from policies.plan import Move, Plan, Reason
+from policies.plan import Move, Plan, Proposal, Reason
 from policies.prefix.reuse import worth_returning
 from policies.prefix.routing import Routing
 from policies.prefix.tree import HeldPrefix
@@ -51,6 +55,13 @@ from policies.rules.registry import sets_headroom
 
 Plans = Mapping[PoolId, tuple[Plan, ...]]
 """The plans of every observed pool, in the order of execution: one plan, or one per change without batching."""
+
+
+class Admitted(NamedTuple):
+    """The moves of a plan, and those deferred for lack of link or prefill capacity."""
+
+    moves: tuple[Move, ...]
+    deferred: tuple[Move, ...] = ()
 
 
 @dataclass(slots=True)
@@ -112,23 +123,24 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         cluster.keep_for_level(memory.level_replicas.value)
         cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
     limits.begin(cluster, now)
-    assign_roles(memory, now)
-    with cluster.prefills_apart():
-        _evacuate(memory)
+    proposed = None
+    if terms.mode is Mode.OBSERVE:
+        proposed = _propose(memory, changes, limits, now)
+        yield
+    assign_roles(memory, terms.mode is Mode.ACT, now)
+    _evacuate(memory)
     if cluster.speed is not None:
         memory.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
-        return (_settle(memory, limits, now),)
-    below = _open_minimum(cluster)
-    changes = replace(changes, waiting=tuple(cluster.in_order()))
+        return (replace(_settle(memory, limits, now), proposed=proposed),)
     if not terms.batched:
+        _open_minimum(cluster)
+        changes = replace(changes, waiting=tuple(cluster.in_order()))
         return tuple(_one_by_one(memory, changes, limits, now))
-    with cluster.prefills_apart():
-        hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
-        up = _rebalance(memory, changes, limits)
+    up = _act(memory, changes, limits)
     yield
     plan = _settle(memory, limits, now, close=True)
-    memory.scaled = Scaled(now, below or up, len(plan.opened), len(plan.closed), limits.linger_s)
+    memory.scaled = Scaled(now, up, len(plan.opened), len(plan.closed), limits.linger_s)
     return (plan,)
 
 
@@ -165,7 +177,7 @@ def place(
         placing = Place(replica.id, matched, fetch, then, returns)
     else:
         placing = Queue(replica.id, matched)
-    if memory.learns and not exclude:
+    if not exclude:
         memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
     placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
@@ -426,12 +438,13 @@ def _evacuate(memory: PoolMemory) -> None:
     """
     cluster = memory.cluster
     leaving = (cluster.requests[request] for request in memory.leaving)
-    for request in sorted(leaving, key=lambda q: (-q.rank, -q.tokens, q.order)):
-        barred = _incompatible(memory, memory.homes[request.id])
-        target = memory.rule.place(cluster, request, _barred_by_adapter(cluster, request, barred))
-        target = target or _with_blocks(cluster, request, barred)
-        if target is not None:
-            cluster.place(request, target)
+    with cluster.prefills_apart():
+        for request in sorted(leaving, key=lambda q: (-q.rank, -q.tokens, q.order)):
+            barred = _incompatible(memory, memory.homes[request.id])
+            target = memory.rule.place(cluster, request, _barred_by_adapter(cluster, request, barred))
+            target = target or _with_blocks(cluster, request, barred)
+            if target is not None:
+                cluster.place(request, target)
 
 
 def _with_blocks(cluster: Cluster, request: Request, barred: Barred) -> Replica | None:
@@ -455,21 +468,44 @@ def _open_minimum(cluster: Cluster) -> ScaleUp | None:
     return ScaleUp.MINIMUM if up < cluster.min_replicas else ScaleUp.PREFILLS if up < least else None
 
 
-def _rebalance(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:
-    """Let the policy react, and open replicas for the slack. Returns the reason for openings, possible or not.
+def _act(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:
+    """Hand prefills over, let the policy react, and open replicas. Returns the reason for openings, possible or not.
 
     Queued requests may wait for the prefills of a whole epoch, so that no replica is idle before the next one, however
     short the wait of an arrival has to be.
     """
     cluster = memory.cluster
+    below = _open_minimum(cluster)
+    changes = replace(changes, waiting=tuple(cluster.in_order()))
     first = cluster.opened
     wait_s = cluster.speed.wait_s if cluster.speed is not None else inf
-    cluster.limit_wait(max(wait_s, memory.terms.epoch_s))
-    memory.rule.rebalance(cluster, changes)
-    cluster.limit_wait(wait_s)
-    found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
-    is_short = limits.open_slack(cluster)
-    return ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None
+    with cluster.prefills_apart():
+        hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
+        cluster.limit_wait(max(wait_s, memory.terms.epoch_s))
+        memory.rule.rebalance(cluster, changes)
+        cluster.limit_wait(wait_s)
+        found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
+        is_short = limits.open_slack(cluster)
+    return below or (ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None)
+
+
+def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -> Proposal:
+    """The decision of the mode `act`. All of it is taken back, and the memory stays as it is.
+
+    Without a pause: arrivals are placed on the cluster as it is.
+    """
+    cluster = memory.cluster
+    with memory.proposing():
+        assign_roles(memory, True, now)
+        _evacuate(memory)
+        _act(memory, changes, limits)
+        moves = _decided_moves(memory)
+        needed = cluster.needed()
+        admitted = _admit(memory, moves, now)
+        cluster.close_idle(now, limits.linger_s)
+        plan = _live_plan(memory, cluster.planned(), admitted)
+    cluster.note_idle(now)
+    return Proposal(plan, tuple(moves.values()), needed)
 
 
 def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -> Iterator[Plan]:
@@ -485,7 +521,7 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
     """End the epoch: admit moves, `close` idle replicas if asked, and return the decisions as a plan."""
     cluster, terms = memory.cluster, memory.terms
     touched = [request for request, _ in cluster.decided()]
-    admitted = None if terms.is_ideal else _admit(memory, now)
+    admitted = None if terms.is_ideal else _admit(memory, _decided_moves(memory), now)
     idle = {r.id: r.idle_since for r in cluster.running()} if close else {}
     if close:
         cluster.close_idle(now, limits.linger_s)
@@ -494,33 +530,42 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
     if limits.cooldown_s:
         for move in plan.moves:
             cluster.rest(move.request, now + limits.cooldown_s)
-    if not terms.may_wait_nowhere:
-        on_replicas = memory.homes.keys() | {eviction.request for eviction in plan.evicted}
-        plan = replace(plan, placements=tuple(p for p in plan.placements if p.request not in on_replicas), evicted=())
-    if admitted is not None:
-        plan = replace(plan, moves=admitted[0], deferred=admitted[1])
+    plan = _live_plan(memory, plan, admitted)
     memory.add_plan(plan, touched, now)
     return plan
+
+
+def _live_plan(memory: PoolMemory, plan: Plan, admitted: Admitted | None) -> Plan:
+    """The cluster's plan for replicas on which every request is on one, if only in its queue, with `admitted` moves."""
+    if not memory.terms.may_wait_nowhere:
+        on_replicas = memory.homes.keys() | {eviction.request for eviction in plan.evicted}
+        plan = replace(plan, placements=tuple(p for p in plan.placements if p.request not in on_replicas), evicted=())
+    return plan if admitted is None else replace(plan, moves=admitted.moves, deferred=admitted.deferred)
 
 
 # --- admission of moves -------------------------------------------------------------------------------
 
 
-def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move, ...]]:
-    """The admitted moves, and those deferred for lack of link or prefill capacity. Takes back all but admitted ones.
-
-    The most urgent moves come first, and of equally urgent ones those decided first: of queued requests the oldest.
-    """
-    cluster = memory.cluster
+def _decided_moves(memory: PoolMemory) -> dict[RequestId, Move]:
+    """The sensible moves of the epoch's decisions, without paths. Takes back all others."""
     decided = {}
-    for request, trace in cluster.decided():
+    for request, trace in memory.cluster.decided():
         move = _move(memory, request, trace)
         if move is not None and _is_sensible(memory, move):
             decided[request.id] = move
         elif move is not None or (trace.origin is not None and not memory.terms.may_wait_nowhere):
-            cluster.take_back(request)
+            memory.cluster.take_back(request)
+    return decided
+
+
+def _admit(memory: PoolMemory, decided: Mapping[RequestId, Move], now: float) -> Admitted:
+    """The moves that are within the bounds and have a path. Takes back all others.
+
+    The most urgent moves come first, and of equally urgent ones those decided first: of queued requests the oldest.
+    """
+    cluster = memory.cluster
     if not memory.terms.moves_take_time:
-        return tuple(decided.values()), ()
+        return Admitted(tuple(decided.values()))
     admitted = _within_bounds(memory, sorted(decided.values(), key=lambda move: URGENCY[move.reason]), now)
     waiting = frozenset(q for q in decided if memory.phase(q) is Phase.WAITING)
     present = memory.router.present
@@ -533,7 +578,7 @@ def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move
     for request_id in decided:
         if request_id not in made:
             cluster.take_back(cluster.requests[request_id])
-    return moves, deferred
+    return Admitted(moves, deferred)
 
 
 def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:

@@ -99,8 +99,8 @@ def as_given(limits: Limits) -> LiveLimits:
 
 
 class Mode(StrEnum):
-    """The use of plans. OFF: evacuations only, which all modes have in common. OBSERVE: a dry run beside the cluster
-    makes plans, and nobody carries them out. ACT: plans are carried out.
+    """The use of decisions. OFF: evacuations only, which all modes have in common. OBSERVE: as OFF, and the decision
+    of ACT is proposed in every epoch. ACT: decisions are carried out.
     """
 
     OFF = "off"

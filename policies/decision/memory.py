@@ -17,6 +17,7 @@ So a decision's location for a request lasts until the next observation, and lon
 """
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
@@ -93,14 +94,12 @@ class PoolMemory:
 
     `homes` are the replicas of waiting requests, by request; `leaving` are the requests whose replica is about to stop.
     `roles_by_hand` are the roles that an operator has set, by replica.
-    `learns` is False if `experience` belongs to another memory, which updates it.
     """
 
-    def __init__(self, terms: Terms, rule: Policy | None = None, experience: Experience | None = None) -> None:
+    def __init__(self, terms: Terms, rule: Policy | None = None) -> None:
         self.terms = terms
         self.rule = policy(terms.policy) if rule is None else rule
-        self.learns = experience is None
-        self.experience = experience or Experience(terms.epoch_s, terms.decode_rate)
+        self.experience = Experience(terms.epoch_s, terms.decode_rate)
         self.breaker = Breaker()
         self.estimates = Estimates(terms.boundaries, terms.epoch_s)
         self.router = Router(terms.routing)
@@ -210,10 +209,9 @@ class PoolMemory:
             if number:
                 yield
             decoding += self._take_requests(residents, crossed, moving)
-        if self.learns:
-            self.experience.observe_growth(grown, self._decoding - decoding, now)
-            self._learn_running(seen, now)
-            yield from self._learn_steps(seen.replicas, now)
+        self.experience.observe_growth(grown, self._decoding - decoding, now)
+        self._learn_running(seen, now)
+        yield from self._learn_steps(seen.replicas, now)
         yield
         removed = self._take_replicas(seen, now)
         yield from self._relocate(removed)
@@ -249,6 +247,17 @@ class PoolMemory:
         self._expected.update(
             (opening.replica, None) for opening in plan.opened if opening.replica in self.cluster.replicas
         )
+
+    @contextmanager
+    def proposing(self) -> Iterator[None]:
+        """At the end of the block, take all of its decisions back: the memory is as before."""
+        load = self.prefill_load
+        self.prefill_load = load.copy()
+        try:
+            with self.cluster.proposing(), self.estimates.proposing():
+                yield
+        finally:
+            self.prefill_load = load
 
     def add_closings(self, idle: Mapping[ReplicaId, float | None]) -> None:
         """Add the plan's closed replicas, with the times since which they are empty."""
@@ -393,8 +402,7 @@ class PoolMemory:
         A closed replica that is still up has not closed yet, or will not: it is added again.
         """
         cluster = self.cluster
-        if self.learns:
-            self.experience.observe_replicas(seen.replicas, seen.lost, now)
+        self.experience.observe_replicas(seen.replicas, seen.lost, now)
         statuses, switched = self._take_statuses(seen)
         statuses += (self.statuses[r] for r in self._closed if r in self.statuses)
         changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected, *(status.id for status in statuses)))
@@ -406,7 +414,7 @@ class PoolMemory:
         for replica_id, profile in seen.profiles.items():
             is_new = self.estimates.profile(replica_id, profile)
             self.router.take_profile(profile)
-            if self.learns and is_new:
+            if is_new:
                 self.experience.observe_profile(profile.prefill, now)
         if changed:
             self._stale.update(dict.fromkeys(self.under_way))

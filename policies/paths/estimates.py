@@ -9,7 +9,8 @@ All times are in seconds of the observations' clock.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -140,6 +141,15 @@ class Estimates:
         choices = (choose if self._boundaries.consensus else choose_alone)(candidates, links, prefills)
         self._remember({each.request: each for each in candidates}, choices)
         return choices
+
+    @contextmanager
+    def proposing(self) -> Iterator[None]:
+        """Forget the choices made within the block: their moves do not begin."""
+        shared = dict(self._shared)
+        try:
+            yield
+        finally:
+            self._shared = shared
 
     def exchange_kv(self, source: ReplicaId, target: ReplicaId) -> bool:
         """True if a move between the two replicas may go by KV, as far as their profiles are known."""

@@ -26,8 +26,7 @@ from migration.protocol.core_messages import Prefilled
 from migration.protocol.record import CopyCounts
 from policies.cost.service import ServiceLevel
 from policies.decision.level.service import ServiceReport
-from policies.decision.shadow import DryRun
-from policies.model import Blocks, Tokens
+from policies.model import Blocks
 
 DASHBOARD: dict[str, Any] = json.loads(PAGE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -47,7 +46,7 @@ def exported() -> dict[str, set[str]]:
     """Every sample name there may be, with its labels."""
     scheduler, requests = Telemetry(), RequestTelemetry("model")
     scheduler.service(ServiceReport(ServiceLevel(ttft_p99_s=1.0)))
-    scheduler.dry_run(DryRun(1.0, 1, 1, 0, 1.0, 1.0, 0, Tokens(0)))
+    scheduler.dry_run(1, 0)
     names = {name: labels | {"replica"} for name, labels in VLLM.items()}
     names["mell_metrics_unreachable"] = {"deployment", "replica"}
     for registry in (scheduler._registry, requests._registry):

@@ -154,7 +154,12 @@ class State(Described):
         description="The routing of arrivals: its `kind`, the engines' `names` for KV blocks or the reason for none "
         "(`off`), and the `mirrors`, `distinct_blocks` and `copies_per_block` of the replicas' caches.",
     )
-    dry_run: dict[str, Any] = Field(default_factory=dict, description="Only in the mode `observe`.")
+    dry_run: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What the mode `act` would do: `replicas_needed` beside `replicas_now`, and its `moves` in "
+        "`since_s` seconds, each counted once until its request leaves its replica; `said` is a sentence. Only in the "
+        "mode `observe`.",
+    )
     replicas: list[ReplicaDetails]
 
 

@@ -41,7 +41,7 @@ class ModeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     mode: Mode = Field(
-        description='"act" carries the plans of epochs out; "observe" only makes and reports them; "off" makes none.'
+        description='"act" carries decisions out; "observe" makes and shows them, and does as "off", which makes none.'
     )
 
 

@@ -5,7 +5,7 @@ Only the decision updates it: with every placement, and in every epoch.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from math import ceil
@@ -70,6 +70,10 @@ class PrefillLoad:
     _first: float | None = None
     _counted_at: float | None = None
     _busy: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+
+    def copy(self) -> "PrefillLoad":
+        """The same load, to be changed without a change here."""
+        return replace(self, spreads=dict(self.spreads), _placed=deque(self._placed), _busy=dict(self._busy))
 
     def add_placement(self, computed: int, cached: int, prefill_s: float, apart: bool, now: float) -> None:
         """Add the placement of a prompt, of which `computed` tokens take an idle replica `prefill_s` seconds."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from policies.cluster.replica import Replica, Request
 from policies.decision.disaggregation.prefills import prefill_count
-from policies.decision.limits import Mode
 from policies.decision.memory import PoolMemory
 from policies.model import Phase, ReplicaId, Role
 from policies.plan import Reason
@@ -31,17 +30,17 @@ def set_role(memory: PoolMemory, replica: ReplicaId, role: Role | None) -> None:
         memory.roles_by_hand[replica] = role
 
 
-def assign_roles(memory: PoolMemory, now: float) -> None:
-    """Assign every running replica its role: an operator's, else that of the mode.
+def assign_roles(memory: PoolMemory, acts: bool, now: float) -> None:
+    """Assign every running replica its role: an operator's, else that of the disaggregation's mode.
 
-    All replicas have both roles unless plans are carried out and all can exchange KV, and if no replica would be left
-    for prefills, or none for decoding.
+    All replicas have both roles unless the decision `acts` and all can exchange KV, and if no replica would be left for
+    prefills, or none for decoding.
     """
     cluster = memory.cluster
     if not (memory.terms.prefill_replicas or memory.roles_by_hand or cluster.has_parts):
         return
     running = cluster.running()
-    has_parts = memory.terms.mode is Mode.ACT and len(running) > 1 and _exchange_kv(memory, running)
+    has_parts = acts and len(running) > 1 and _exchange_kv(memory, running)
     roles = _roles(memory, running, now) if has_parts else {}
     if len({roles.get(replica.id, Role.BOTH) for replica in running}) < 2:
         roles = {}

@@ -1,4 +1,4 @@
 """The service level and the number of replicas in the decision: limits of speed, predictions, and their reasons.
 
-The decision takes its limits from here; the live scheduler and the dry run show operators the rest.
+The decision takes its limits from here; the live scheduler shows operators the rest.
 """

@@ -73,8 +73,8 @@ def test_warnings_of_status() -> None:
     resting = state(replica("a"), replica("b"), resting_pairs=[["a", "b"]])
     assert "no moves after failures: a → b" in status(resting)
     assert "migrations: none" in status(migrations={"migrations": []})
-    observing = state(replica("a"), mode="observe", dry_run={"said": "would have freed 2 GPUs for 5 minutes: 3 moves"})
-    assert "dry run: would have freed 2 GPUs for 5 minutes: 3 moves" in status(observing)
+    said = "would run 2 replicas instead of 4, with 3 moves in 5 minutes"
+    assert f"dry run: {said}" in status(state(replica("a"), mode="observe", dry_run={"said": said}))
     assert "dry run" not in status()
 
 

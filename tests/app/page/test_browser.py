@@ -139,8 +139,8 @@ def test_every_replica_and_request_of_the_state_is_drawn(opened: Opened, served:
 
 
 def test_the_dry_run_is_shown(opened: Opened, served: Served) -> None:
-    served.cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
-    opened.live().get_by_text("acting would have freed 2 GPUs for 5 minutes: 3 moves").wait_for()
+    served.cluster.dry_run = {"said": "would run 2 replicas instead of 4, with 3 moves in 5 minutes"}
+    opened.live().get_by_text("acting would run 2 replicas instead of 4, with 3 moves in 5 minutes").wait_for()
     assert opened.page.inner_text("#savings").startswith("6 replicas serve 40 requests")
 
 

@@ -11,8 +11,8 @@ from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, 
 from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit
 from policies.cost.steps import StepCosts
 from policies.decision.level.service import ServiceReport
-from policies.decision.shadow import DryRun
-from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.decision.limits import Mode
+from policies.model import Bytes, ReplicaId, ReplicaState, RequestId
 from policies.plan import Path, Reason
 from policies.prefix.copies import CopyReason
 from tests.deployments.metrics.test_exposition import parsed
@@ -137,32 +137,20 @@ def test_a_service_level_is_exposed_as_it_stands(telemetry: Telemetry) -> None:
 
 # --- a dry run ----------------------------------------------------------------------------------------
 
-DRY_RUN = DryRun(
-    since_s=10.0,
-    replicas_now=4,
-    replicas_needed=3,
-    requests_waiting=1,
-    gpu_seconds_real=40.0,
-    gpu_seconds_needed=32.0,
-    moves=5,
-    moved_tokens=Tokens(600),
-)
-
 
 def test_without_a_dry_run_there_is_nothing_of_one(telemetry: Telemetry) -> None:
     telemetry.epoch([ReplicaState.RUNNING], passed_s=1.0, wanted=1)
     assert not [name for name in values(telemetry) if "dry_run" in name]
 
 
-def test_a_dry_run_is_exposed_as_it_stands(telemetry: Telemetry) -> None:
-    telemetry.dry_run(DRY_RUN)
-    telemetry.dry_run(replace(DRY_RUN, replicas_needed=2, gpu_seconds_needed=34.0, moves=6, moved_bytes=Bytes(9600)))
+def test_a_dry_run_is_exposed_as_it_stands_and_counted(telemetry: Telemetry) -> None:
+    telemetry.dry_run(3, 5)
+    telemetry.dry_run(2, 1)
     seen = {name: samples[("s",)] for name, samples in values(telemetry).items() if "dry_run" in name}
-    assert seen == {
-        "mell_dry_run_replicas_needed": 2,
-        "mell_dry_run_requests_waiting": 1,
-        "mell_dry_run_gpu_seconds_total": 34.0,
-        "mell_dry_run_moves_total": 6,
-        "mell_dry_run_moved_tokens_total": 600,
-        "mell_dry_run_moved_bytes_total": 9600,
-    }
+    assert seen == {"mell_dry_run_replicas_needed": 2, "mell_dry_run_moves_total": 6}
+
+
+def test_a_dry_run_ends_with_its_mode(telemetry: Telemetry) -> None:
+    telemetry.dry_run(3, 5)
+    telemetry.begin_mode(Mode.OFF)
+    assert isnan(values(telemetry)["mell_dry_run_replicas_needed"][("s",)])

@@ -658,20 +658,13 @@ async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_
 # --- the dry run --------------------------------------------------------------------------------------
 
 
-def profiled(report: Present) -> Present:
-    """The report of a replica that knows of itself that a token takes sixteen bytes."""
-    return replace(report, profile=Profile("n", "c", 16.0, Line.of(1e3), 1e6))
-
-
-async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> None:
-    reports = [profiled(report) for report in half_empty()]
-    scheduler = await make_scheduler(*reports, epochs=3, mode=Mode.OBSERVE, spec=NO_GROWTH)
-    told = (await scheduler.core.state())["dry_run"]
-    assert (told["replicas_now"], told["replicas_needed"], told["requests_waiting"]) == (2, 1, 0)
-    assert (told["moves"], told["moved_tokens"], told["moved_bytes"]) == (1, 12, 12 * 16)
-    assert told["gpu_seconds_saved"] == pytest.approx(told["since_s"])
-    assert told["said"].endswith(": 1 move, 192 B")
-    assert await scheduler.counted("mell_dry_run_moves_total") == 1
+async def test_a_scheduler_that_observes_shows_the_decision_of_act_and_does_nothing() -> None:
+    scheduler = await make_scheduler(*half_empty(), epochs=3, mode=Mode.OBSERVE, spec=NO_GROWTH)
+    shown = (await scheduler.core.state())["dry_run"]
+    assert (shown["replicas_now"], shown["replicas_needed"], shown["moves"]) == (2, 1, 1)
+    assert shown["said"].startswith("would run 1 replica instead of 2, with 1 move in ")
+    for metric in "mell_dry_run_moves_total", "mell_dry_run_replicas_needed":
+        assert await scheduler.counted(metric) == 1
     assert scheduler.fleet.asked == [] == scheduler.scale.closed
 
 
@@ -686,11 +679,6 @@ async def test_only_a_scheduler_that_observes_has_a_dry_run(mode: Mode) -> None:
 async def test_before_any_replica_runs_there_is_no_dry_run() -> None:
     scheduler = await make_scheduler(epochs=0, mode=Mode.OBSERVE)
     assert "dry_run" not in await scheduler.core.state()
-
-
-async def test_what_a_token_takes_may_be_unknown() -> None:
-    scheduler = await make_scheduler(*half_empty(), mode=Mode.OBSERVE, spec=NO_GROWTH)
-    assert (await scheduler.core.state())["dry_run"]["moved_bytes"] is None
 
 
 # --- draining -----------------------------------------------------------------------------------------
@@ -891,7 +879,7 @@ async def test_the_next_scheduler_has_the_ordered_mode_until_the_application_is_
     assert (await successor(Mode.OFF).core.state())["mode"] == "observe", "before Serve has answered"
 
 
-async def test_an_ordered_dry_run_begins_with_everything_that_runs_and_adds_to_the_last_ones_figures() -> None:
+async def test_the_moves_of_an_ordered_dry_run_are_added_to_those_of_the_last_one() -> None:
     scheduler = await make_scheduler(*half_empty(), mode=Mode.OFF, spec=NO_GROWTH)
     moves = []
     for mode in Mode.OBSERVE, Mode.OFF, Mode.OBSERVE:

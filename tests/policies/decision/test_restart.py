@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from policies.cost.lines import Line
 from policies.decision.deciding import decide_pool
-from policies.decision.limits import LiveLimits, Terms
+from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool
 from policies.decision.reports import Report, Reporter
@@ -89,12 +89,19 @@ def state(memory: PoolMemory) -> dict[str, Any]:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
-@given(st.sampled_from(sorted(POLICIES)), histories(), st.integers(0, 1 << 32), st.integers(0, 1500), st.integers(0, 5))
+@given(
+    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from([Mode.ACT, Mode.OBSERVE]),
+    histories(),
+    st.integers(0, 1 << 32),
+    st.integers(0, 1500),
+    st.integers(0, 5),
+)
 def test_what_a_failed_epoch_leaves_is_what_a_snapshot_tells(
-    name: str, history: list[Drawn], seed: int, call: int, fails: int
+    name: str, mode: Mode, history: list[Drawn], seed: int, call: int, fails: int
 ) -> None:
     wire = Wire(True, Random(seed))
-    memory = PoolMemory(Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0)))
+    memory = PoolMemory(Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0), mode=mode))
     for number, drawn in enumerate(history):
         seen = wire.observe(drawn)
         if seen.whole:

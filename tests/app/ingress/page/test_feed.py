@@ -123,7 +123,7 @@ def test_unchanged_values_are_not_sent_again() -> None:
 def test_the_dry_run_is_sent_in_mode_observe() -> None:
     cluster, page_state = SyntheticCluster(3, 30), PageState()
     assert page_state.update(sample_of(cluster))["dry_run"] is None
-    cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
+    cluster.dry_run = {"said": "would run 2 replicas instead of 4, with 3 moves in 5 minutes"}
     assert (
         page_state.update(sample_of(cluster))["dry_run"] == page_state.snapshot()["dry_run"] == cluster.dry_run["said"]
     )

@@ -83,6 +83,20 @@ def test_an_ordered_mode_is_recorded_and_decided_in_again(tmp_path: Path) -> Non
     assert replay(tmp_path / "epochs.jsonl").different == ()
 
 
+def test_the_proposals_of_mode_observe_are_recorded_and_decided_again(tmp_path: Path) -> None:
+    terms = replace(TERMS, mode=Mode.OBSERVE)
+    memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
+    seen = Observation(0.0, (Watcher(memory.pool()).report(observed("a: p40! | b: r15")),))
+    plans = decide(memory, seen)
+    proposal = plans[ENGINE][0].proposed
+    assert proposal is not None and proposal.plan.moves
+    recorder.record(Epoch((), seen, plans))
+    recorder.close()
+    (epoch,) = read_recording(tmp_path / "epochs.jsonl")[1]
+    assert epoch.plans[ENGINE][0].proposed == proposal
+    assert replay(tmp_path / "epochs.jsonl").different == ()
+
+
 def test_the_same_observations_give_the_same_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recording(tmp_path / "epochs.jsonl")
     assert main(["--recording", str(path)]) == 0
