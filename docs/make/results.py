@@ -34,7 +34,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Run(_Record):
+class BenchmarkRun(_Record):
     """One execution of a benchmark. An empty command, commit or date was not recorded."""
 
     command: str
@@ -56,7 +56,7 @@ class Question(_Record):
     columns: tuple[str, ...]
     summary: tuple[str, str]
     notes: tuple[str, ...] = ()
-    runs: tuple[Run, ...]
+    runs: tuple[BenchmarkRun, ...]
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -71,7 +71,7 @@ class Question(_Record):
         return self
 
 
-class Results(_Record):
+class MeasuredResults(_Record):
     """The data file."""
 
     machines: dict[str, str]
@@ -86,9 +86,9 @@ class Results(_Record):
         return questions
 
 
-def read(path: Path = DATA) -> Results:
+def read(path: Path = DATA) -> MeasuredResults:
     """The results of a file. Raises pydantic's ValidationError."""
-    return Results.model_validate(tomllib.loads(path.read_text()))
+    return MeasuredResults.model_validate(tomllib.loads(path.read_text()))
 
 
 def page() -> str:
@@ -123,7 +123,7 @@ def _summary(question: Question) -> Sequence[str]:
     return question.asks, figure, counterpart, f"[{question.title}](#{anchor})"
 
 
-def _source(run: Run) -> Iterator[str]:
+def _source(run: BenchmarkRun) -> Iterator[str]:
     """The cells of a row's command, as the module or path that it runs, commit, date and machine."""
     words = [word for word in run.command.split() if word not in ("python", "-m", "pytest")]
     yield f"`{' '.join(words) if words[0] == 'make' else Path(words[0]).name}`" if words else _UNKNOWN

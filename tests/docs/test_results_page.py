@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from docs.make import results
-from docs.make.results import DATA, PAGE, Question, Run, page, section
+from docs.make.results import DATA, PAGE, BenchmarkRun, Question, page, section
 from tests.docs.markdown import PAGES, ROOT
 
 README = ROOT / "README.md"
@@ -21,7 +21,7 @@ _LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|^\s*\d+\.\s")
 _NUMBER = re.compile(r"(?<!\w)-?\d[\d,]*(?:\.\d+)?")
 _COMMIT = re.compile(r"[0-9a-f]{7}( before its rebase)?")
 
-RUN = Run(command="python -m benchmarks.pause", commit="", date="", machine="m", rows=(("pause", "1.5 ms"),))
+RUN = BenchmarkRun(command="python -m benchmarks.pause", commit="", date="", machine="m", rows=(("pause", "1.5 ms"),))
 QUESTION = Question(title="T", asks="Q?", about="A.", columns=("Mell",), summary=("{0[1]}", "-"), runs=(RUN, RUN))
 
 
@@ -58,7 +58,7 @@ def test_page_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("run", [run for question in QUESTIONS.values() for run in question.runs])
-def test_commits_and_dates_have_their_form(run: Run) -> None:
+def test_commits_and_dates_have_their_form(run: BenchmarkRun) -> None:
     assert all(_COMMIT.fullmatch(commit) for commit in run.commit.split(" and ") if commit)
     assert re.fullmatch(r"2\d{3}-\d\d-\d\d|", run.date)
 
