@@ -52,7 +52,7 @@ CPU_ENV: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     # oneDNN keeps compiled kernels for each batch size. With its default of 1,024 kernels, a worker's memory grows
-    # for an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
+    # for an hour or more (docs/where-time-goes.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
     # prefills.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
     # Functions that torch fails to compile run uncompiled. Otherwise the engine would end.

@@ -3,7 +3,7 @@
 A module of this folder is a command (`python -m benchmarks.NAME --help`), but for two: `servers` starts Mell and stock
 vLLM, and `load` offers streams and times them. They stand here because `versions` imports those of another version; the
 other shared `instruments` are a room. A measurement of several files is a room, too. No other package imports this one;
-figures go to the terminal, to JSON files and, by hand, by `evaluation` or by `gpu`, to docs/.
+figures go to the terminal, to JSON files, by hand to docs/results.toml, and by `evaluation` or `gpu` to docs/.
 
     serving, versions, watched      the cost of serving: beside stock vLLM, beside another version, with live pages open
     pause, adaptive, scaledown      moves as a client sees them

@@ -695,12 +695,18 @@ class Cluster:
         return most >= 0 and any(replica.capacity <= most for replica in self.running())
 
     def needed(self) -> int:
-        """The number of running and starting replicas without the empty ones that `may_close` allows to close.
+        """The number of running and starting replicas without the empty ones that can close, the youngest first.
 
         Replicas that requests are leaving count as empty.
         """
-        idle = sum(not (r.role is Role.PREFILL or r.requests or r.queued) for r in self.running())
-        return self.up() - next((count for count in range(idle, 0, -1) if self.may_close(count)), 0)
+        left, closing = self.closable(), 0
+        most = len(self.running()) - max(self.min_replicas, self.level_replicas)
+        for replica in reversed(self.running()):
+            idle = not (replica.role is Role.PREFILL or replica.requests or replica.queued)
+            if idle and closing < most and replica.capacity <= left:
+                left -= replica.capacity
+                closing += 1
+        return self.up() - closing
 
     def is_starting(self) -> bool:
         """True while a replica is starting. A replica emptied or closed now would soon be opened again."""

@@ -72,7 +72,7 @@ def test_an_unlinked_page_is_found(tmp_path: Path) -> None:
     assert unlinked({one, two}, (one, two)) == {one}
 
 
-@pytest.mark.parametrize("page", ["glossary.md", "limits.md", "benchmarks.md", "architecture.md", "operations.md"])
+@pytest.mark.parametrize("page", ["glossary.md", "limits.md", "results.md", "architecture.md", "operations.md"])
 def test_the_front_page_leads_to(page: str) -> None:
     assert f"docs/{page}" in {link.partition("#")[0] for link in markdown.links(README)}
 

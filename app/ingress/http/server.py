@@ -1,6 +1,6 @@
 """The ingress's own HTTP server, to which clients connect without a proxy.
 
-Serve's proxy costs more per streamed chunk than all of Mell's work on it (docs/performance.md), and it applies no
+Serve's proxy costs more per streamed chunk than all of Mell's work on it (docs/where-time-goes.md), and it applies no
 backpressure. Here the stream of a slow reader waits for its socket.
 """
 
