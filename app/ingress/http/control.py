@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from app.ingress.engine_orders import Failures
@@ -281,7 +282,7 @@ async def set_bounds(backend: Backend, order: BoundsOrder) -> BoundsSet:
 
     Refused:
 
-    - `scheduler.mode` is not `act`, or so many replicas are for prefills (422).
+    - `scheduler.mode` is not `act`, or the minimum is not above the number of replicas for prefills (422).
     - The scheduler is away (503).
     """
     _accepted(await backend.set_bounds(order.min_replicas, order.max_replicas))
@@ -507,7 +508,7 @@ class ControlRoutes:
         }
         settings = self._backend.settings
         layers = [Middleware(CrossOrigin, settings)] if settings.allowed_origins else []
-        routes = [*ROUTES, *self._page.routes()]
+        routes: list[BaseRoute] = [*ROUTES, *self._page.routes()]
         # The backend has the document, of vLLM's routes, too.
         app = FastAPI(routes=routes, middleware=layers, exception_handlers=handlers, openapi_url=None)
         app.state.backend = self._backend

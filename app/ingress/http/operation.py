@@ -4,7 +4,7 @@ import hmac
 import inspect
 import ipaddress
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from app.ingress.asgi import read_body
 from app.ingress.errors import ApiError
 from app.ingress.http.answers import Error
-from app.ingress.http.orders import parse_order
+from app.ingress.http.orders import OrderBody, parse_order
 from app.settings import IngressSettings
 
 STATUSES = {
@@ -101,13 +101,17 @@ class OperatorOperation(Operation):
         async def checked(http: Request) -> Response:
             settings: IngressSettings = http.app.state.backend.settings
             self.check(http, settings)
-            if self.body_field is not None:
-                info = self.body_field.field_info
-                body = await read_body(http, settings.max_body_bytes) or (b"" if info.is_required() else b"{}")
-                http = _WithOrder(http, parse_order(info.annotation, body))  # type: ignore[type-var]
+            if kind := order_of(self):
+                body = await read_body(http, settings.max_body_bytes) or self._empty
+                http = _WithOrder(http, parse_order(kind, body))
             return await handle(http)
 
         return checked
+
+    @property
+    def _empty(self) -> bytes:
+        """The content that an empty body stands for, if the endpoint has a default."""
+        return b"" if self.body_field is None or self.body_field.field_info.is_required() else b"{}"
 
 
 class AdapterOperation(OperatorOperation):
@@ -118,6 +122,11 @@ class AdapterOperation(OperatorOperation):
         if not settings.allow_runtime_lora_updating:
             raise ApiError(404, "adapters are fixed: ingress.allow_runtime_lora_updating opens this route")
         super().check(http, settings)
+
+
+def order_of(route: APIRoute) -> type[OrderBody] | None:
+    """The order in the body of a route; None without a body."""
+    return None if route.body_field is None else cast(type[OrderBody], route.body_field.field_info.annotation)
 
 
 class _WithOrder(Request):

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from app.ingress.http import answers
 from app.ingress.http.control import ROUTES
 from app.ingress.http.openapi import document
-from app.ingress.http.operation import OperatorOperation
+from app.ingress.http.operation import OperatorOperation, order_of
 from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
 from policies.decision.reports import status_of
@@ -28,9 +28,7 @@ from tests.deployments.scheduler.test_scheduler import named as named_call
 OWN = document()
 BY_ID = {str(route.operation_id): route for route in ROUTES}
 OPERATORS = [id for id, route in BY_ID.items() if isinstance(route, OperatorOperation)]
-BODIES: dict[str, type[BaseModel]] = {
-    id: route.body_field.field_info.annotation for id, route in BY_ID.items() if route.body_field is not None
-}
+BODIES = {id: body for id, route in BY_ID.items() if (body := order_of(route))}
 FOR_BROWSERS = {"/mell/", "/mell/assets/{name}", "/mell/events"}
 """The operators' page, which is described by itself, and no interface for programs."""
 
