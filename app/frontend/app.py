@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -26,7 +27,7 @@ from vllm.version import __version__
 from app.frontend.core import GENERATION, ClusterCore
 from app.frontend.engine_client import ClusterLLM
 from app.frontend.guard.layers import vllm_media_domains
-from app.frontend.guard.routes import described
+from app.frontend.guard.routes import OPEN_ROUTES
 from app.frontend.media import bound_images
 from app.frontend.names import PromptNamer
 from app.ingress.config import IngressConfig
@@ -134,9 +135,13 @@ class VllmFrontend:
         context: int = self._client.model_config.max_model_len
         return context
 
-    def document(self) -> dict[str, Any]:
-        """The OpenAPI document of the open routes. Its making takes a second or two."""
-        return described(self._application.openapi())
+    @property
+    def routes(self) -> list[APIRoute]:
+        """The application's open routes."""
+        routes = [route for route in self._application.routes if isinstance(route, APIRoute)]
+        return [
+            route for route in routes if route.path in OPEN_ROUTES and OPEN_ROUTES[route.path].method in route.methods
+        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""

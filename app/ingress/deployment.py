@@ -195,6 +195,10 @@ class IngressBackend:
         """See `Backend.metrics`."""
         return await self._metrics.scrape()
 
+    async def document(self) -> bytes:
+        """See `Backend.document`."""
+        return await self._api.document()
+
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
         with self._ignore_scheduler_outage():

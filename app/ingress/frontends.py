@@ -9,9 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from app.frontend.guard.bodies import BodyLimits, check_body
@@ -19,8 +16,8 @@ from app.frontend.guard.layers import guarded, read_session, vllm_environment
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.admission import Gate
 from app.ingress.config import IngressConfig
-from app.ingress.description.openapi import whole_document
 from app.ingress.errors import ApiError
+from app.ingress.http.openapi import document
 from app.ingress.http.orders import CopyPrompt, MatchOrder, PromptOrder
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -92,7 +89,7 @@ class VllmApi:
             frontend.serve_adapters(self._adapters)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
-        application = guarded(
+        return guarded(
             frontend.app,
             backend.gate,
             backend.telemetry,
@@ -100,7 +97,6 @@ class VllmApi:
             frontend.max_context,
             self._config.tenancy,
         )
-        return Router([Route("/openapi.json", self._describe, methods=["GET"])], False, application)
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
         """Serve the model with these adapters, and with no others, once the API has started."""
@@ -185,13 +181,11 @@ class VllmApi:
             raise ApiError(400, "messages: only text is looked up", param="messages", code="invalid_value")
         return order.prompt if isinstance(order.prompt, list) else await frontend.tokens(body.content)
 
-    async def _describe(self, http: Request) -> Response:
-        """GET /openapi.json."""
+    async def document(self) -> bytes:
+        """The body of `/openapi.json`, whose making takes a second or two; empty before the start."""
         if not self._document and self._frontend is not None:
-            # It takes a second or two.
-            document = await asyncio.to_thread(self._frontend.document)
-            self._document = json.dumps(whole_document(document)).encode()
-        return Response(self._document, media_type="application/json")
+            self._document = json.dumps(await asyncio.to_thread(document, self._frontend.routes)).encode()
+        return self._document
 
     async def metrics(self, replica: str) -> Sequence[Family]:
         """vLLM's metrics of whole requests, labelled with `replica`; none before the start."""

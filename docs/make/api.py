@@ -4,14 +4,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from app.frontend.guard.routes import CLOSED_ROUTES
-from app.ingress.description.openapi import STATUSES, own_document, statuses
-from app.ingress.description.operations import OPERATIONS, Access, Operation
+from app.ingress.http.openapi import document
+from app.ingress.http.operation import STATUSES
 from deployments.engine.port import Tie
 
 Schema = Mapping[str, Any]
@@ -71,7 +70,7 @@ _INTRO = """\
 # HTTP API
 
 <!-- Made by `python -m docs.make`; edit `docs/make/api.py` and
-     `app/ingress/description/operations.py`. -->
+     `app/ingress/http/control.py`. -->
 
 The API is that of vLLM 0.32.0's own server application, which runs in the ingress ([frontend.md](frontend.md)): its
 endpoints, parameters, answers and errors, as in vLLM's documentation. [Service](#service) and [Control](#control) are
@@ -190,10 +189,8 @@ their replica dies after the first token, the answer ends with an error 503, in 
 _NOT_NOW = """
 An order for a movable request gets 422 if it is already moving or already on `target`, or if no other replica runs.
 """
-_ACCESS = {
-    Access.ANYBODY: "Open to every client.",
-    Access.OPERATOR: "Needs the admin key; without one, it is open on loopback only.",
-}
+_OPEN = "Open to every client."
+_CLOSED = "Needs the admin key; without one, it is open on loopback only."
 _WORDS = {
     "string": "text",
     "integer": "whole number",
@@ -236,16 +233,20 @@ Without a stream, such an answer has the error's status instead of 200, on all e
 
 def page() -> str:
     """The whole page."""
-    described = own_document()
-    schemas = described["components"]["schemas"]
-    bodies = {operation.body.__name__ for operation in OPERATIONS if operation.body}
+    described, schemas = _own(), _schemas()
+    operations = [
+        (f"{method.upper()} {path}", operation)
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    ]
+    bodies = {_name(body) for _, operation in operations if (body := _body(operation))}
     asked = _reachable([*bodies])
     lines = [_INTRO.replace("CLOSED\n", "\n".join(_closed())), *_errors()]
     for tag in described["tags"]:
         lines += [f"## {tag['name']}", "", tag["description"], ""]
-        for operation in OPERATIONS:
-            if operation.tag == tag["name"]:
-                lines += _section(operation)
+        for call, operation in operations:
+            if tag["name"] in operation["tags"]:
+                lines += _section(call, operation)
     lines += [_MOVES + "\n".join(f"| {which} | {why} |" for why, which in TIED.items()), _NOT_NOW]
     for title, names in (("Objects in requests", asked - bodies), ("Objects in answers", schemas.keys() - asked)):
         lines += [f"## {title}", ""]
@@ -256,13 +257,35 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+@cache
+def _own() -> dict[str, Any]:
+    """The OpenAPI document of Mell's own routes."""
+    return document()
+
+
+def _schemas() -> dict[str, Schema]:
+    schemas: dict[str, Schema] = _own()["components"]["schemas"]
+    return schemas
+
+
+def _body(operation: Schema) -> Schema | None:
+    """The schema of an operation's body, a reference; None without a body."""
+    body: Schema | None = operation.get("requestBody")
+    return None if body is None else body["content"]["application/json"]["schema"]
+
+
+def _name(reference: Schema) -> str:
+    name: str = reference["$ref"].rpartition("/")[2]
+    return name
+
+
 def _reachable(names: list[str]) -> set[str]:
     """These schemas, and those that they refer to."""
     found: set[str] = set()
     while names:
         if (name := names.pop()) not in found:
             found.add(name)
-            names += re.findall(r'schemas/(\w+)"', json.dumps(own_document()["components"]["schemas"][name]))
+            names += re.findall(r'schemas/(\w+)"', json.dumps(_schemas()[name]))
     return found
 
 
@@ -300,37 +323,37 @@ def _errors() -> list[str]:
     ]
 
 
-def _section(operation: Operation) -> list[str]:
-    lines = [f"### `{operation.method} {operation.path}`", "", f"{operation.summary}. {_ACCESS[operation.access]}"]
-    lines += ["", operation.description]
-    lines += ["", *(f"- `{name}` in the path: {text}" for name, text in operation.in_path.items())]
-    if operation.body is not None:
-        lines += ["", *_table(own_document()["components"]["schemas"][operation.body.__name__], "Default")]
-    if operation.refused:
-        also = ", beside members of wrong types or beyond the limits above, and unknown ones" if operation.body else ""
-        lines += ["", f"Refused{also}:", "", *(f"- {rule}" for rule in operation.refused)]
-    lines += ["", _answers(operation), "", *_curl(operation), ""]
-    return list(_squeezed(lines))
+def _section(call: str, operation: Schema) -> list[str]:
+    schema = _schemas()[_name(body)] if (body := _body(operation)) else None
+    description, _, rules = operation.get("description", "").partition("Refused:\n")
+    lines = [f"### `{call}`", "", f"{operation['summary']}. {_CLOSED if 'security' in operation else _OPEN}"]
+    lines += ["", description, ""]
+    lines += [f"- `{p['name']}` in the path: {p['description']}" for p in operation.get("parameters", ())]
+    if schema is not None:
+        lines += ["", *_table(schema, "Default")]
+    if rules:
+        also = ", beside members of wrong types or beyond the limits above, and unknown ones" if schema else ""
+        lines += ["", f"Refused{also}:", rules]
+    lines += ["", _answers(operation), "", *_curl(call, schema), ""]
+    return list(_squeezed("\n".join(lines).split("\n")))
 
 
-def _answers(operation: Operation) -> str:
+def _answers(operation: Schema) -> str:
     """The responses."""
-    answer = operation.answer
-    kinds = f"`{answer.media_type}`" if answer.model is None else _link(answer.model)
-    errors = ", ".join(map(str, statuses(operation)))
-    return f"Answers {answer.status}, {kinds}. {answer.description} Errors: {errors}."
+    (status, answer), *_ = [pair for pair in operation["responses"].items() if pair[0].startswith("2")]
+    ((media_type, content),) = answer["content"].items()
+    kind = _type(content["schema"]) if "$ref" in content["schema"] else f"`{media_type}`"
+    errors = ", ".join(sorted({"500", *operation["responses"]} - {status, "default"}))
+    return f"Answers {status}, {kind}. {answer['description']} Errors: {errors}."
 
 
-def _link(model: type[BaseModel]) -> str:
-    return f"[{model.__name__}](#{model.__name__.lower()})"
-
-
-def _curl(operation: Operation) -> list[str]:
-    url = "http://127.0.0.1:8000" + re.sub(r"{(\w+)}", lambda name: name[1].upper(), operation.path)
-    usual = "GET" if operation.body is None else "POST"
-    command = f"curl {'' if operation.method == usual else f'-X {operation.method} '}{url}"
-    if operation.body is not None:
-        command += f" -H 'Content-Type: application/json' \\\n  -d '{json.dumps(operation.example)}'"
+def _curl(call: str, body: Schema | None) -> list[str]:
+    method, path = call.split()
+    url = "http://127.0.0.1:8000" + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path)
+    usual = "GET" if body is None else "POST"
+    command = f"curl {'' if method == usual else f'-X {method} '}{url}"
+    if body is not None:
+        command += f" -H 'Content-Type: application/json' \\\n  -d '{json.dumps(body['examples'][0])}'"
     return ["```sh", command, "```"]
 
 
@@ -343,7 +366,8 @@ def _table(schema: Schema, default: str) -> list[str]:
     for name, member in members:
         meaning = member.get("description", "")
         if default:
-            cells = ["required" if name in required else f"`{json.dumps(member['default'])}`"]
+            # FastAPI's documents leave out null.
+            cells = ["required" if name in required else f"`{json.dumps(member.get('default'))}`"]
         else:
             cells, meaning = [], meaning if name in required else f"{meaning} May be missing.".strip()
         rows.append([f"`{name}`", _type(member), *cells, meaning])
@@ -353,8 +377,8 @@ def _table(schema: Schema, default: str) -> list[str]:
 def _type(schema: Schema) -> str:
     """A type in words, with its limits."""
     if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        target = own_document()["components"]["schemas"][name]
+        name = _name(schema)
+        target = _schemas()[name]
         return f"[{name}](#{name.lower()})" if "properties" in target else _type(target)
     if "anyOf" in schema:
         return " or ".join(map(_type, schema["anyOf"]))

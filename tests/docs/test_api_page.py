@@ -4,34 +4,35 @@ import ast
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
 
 from app.frontend.guard.routes import OPEN_ROUTES, RouteTask
-from app.ingress.description.openapi import STATUSES, own_document
-from app.ingress.description.operations import OPERATIONS, Operation
+from app.ingress.http.control import ROUTES
+from app.ingress.http.operation import STATUSES, order_of
 from deployments.engine.port import Tie
 from docs.make.api import CODES, PAGE, TIED, page
 
 SOURCES = Path(__file__).parents[2]
 
 
-def section(operation: Operation) -> str:
-    return page().split(f"### `{operation.method} {operation.path}`\n")[1].split("\n##")[0]
+def section(route: APIRoute) -> str:
+    (method,) = route.methods - {"HEAD"}
+    return page().split(f"### `{method} {route.path}`\n")[1].split("\n##")[0]
 
 
 def test_page_is_up_to_date() -> None:
     assert PAGE.read_text() == page(), "run: python -m docs.make"
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.id)
-def test_every_operation_has_a_section(operation: Operation) -> None:
-    text = section(operation)
-    assert operation.summary in text and f"http://127.0.0.1:8000{operation.path.partition('{')[0]}" in text
-    assert all(f"- {rule}" in text for rule in operation.refused)
-    assert all(f"`{name}` in the path" in text for name in operation.in_path)
-    assert all(str(status) in text for status in operation.errors)
-    if operation.body is not None:
-        names = own_document()["components"]["schemas"][operation.body.__name__]["properties"]
-        assert all(f"| `{name}` |" in text for name in names)
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation_id)
+def test_every_operation_has_a_section(route: APIRoute) -> None:
+    text = section(route)
+    assert str(route.summary) in text and f"http://127.0.0.1:8000{route.path.partition('{')[0]}" in text
+    assert all(line in text for line in route.description.splitlines() if line != "Refused:")
+    assert all(f"`{name}` in the path" in text for name in route.param_convertors)
+    assert all(str(status) in text for status in route.responses if status != "default")
+    if body := order_of(route):
+        assert all(f"| `{name}` |" in text for name in body.model_json_schema()["properties"])
 
 
 @pytest.mark.parametrize(

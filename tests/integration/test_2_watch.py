@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from app.ingress.description.described import Migrations, State
+from app.ingress.http.answers import Migrations, State
 from tests.integration.application import Answer, Application, Client, eventually, prompt
 from tests.integration.browser import needs_chromium, watching
 from tests.integration.conftest import ROOT

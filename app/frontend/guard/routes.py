@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from app.frontend.guard.dialects import ANTHROPIC, OPENAI, RESPONSES, Dialect
 
@@ -147,13 +146,3 @@ def dialect_of(path: str) -> Dialect:
     if path in OPEN_ROUTES:
         return OPEN_ROUTES[path].dialect
     return ANTHROPIC if path.startswith("/v1/messages/") else OPENAI
-
-
-def described(document: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's OpenAPI document with the open routes only."""
-    paths = {
-        path: {method: operation for method, operation in methods.items() if method == OPEN_ROUTES[path].method.lower()}
-        for path, methods in document["paths"].items()
-        if path in OPEN_ROUTES
-    }
-    return {**document, "paths": paths}

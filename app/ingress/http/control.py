@@ -1,22 +1,51 @@
-"""The routes of operation: health, metrics, the live page, and the calls of operators."""
+"""Mell's own routes, as FastAPI's path operations: health, metrics, the calls of operators, and the live page.
 
-import hmac
-import ipaddress
-from typing import Any, Protocol
+A handler's docstring describes its route in the OpenAPI document and in docs/api.md.
+"""
 
-from starlette.applications import Starlette
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Path
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from app.ingress.access.admission import Gate
-from app.ingress.asgi import read_body
-from app.ingress.engine_orders import EngineOrders, Failures
+from app.ingress.engine_orders import Failures
 from app.ingress.errors import ApiError
+from app.ingress.http.answers import (
+    BoundsSet,
+    CarriedOut,
+    Copied,
+    DrainStarted,
+    Dropped,
+    Match,
+    Migrations,
+    Modes,
+    ModeSet,
+    MoveStarted,
+    PinnedPrefix,
+    RoleSet,
+    ServerLoad,
+    State,
+    Versions,
+)
+from app.ingress.http.backend import ControlBackend
 from app.ingress.http.cross_origin import CrossOrigin
+from app.ingress.http.operation import (
+    ANY_ERROR,
+    READING,
+    AdapterOperation,
+    Operation,
+    OperatorOperation,
+    check_operator,
+    refusals,
+    text,
+)
 from app.ingress.http.orders import (
     BoundsOrder,
     CopyPrompt,
@@ -25,321 +54,466 @@ from app.ingress.http.orders import (
     MatchOrder,
     ModeRequest,
     MoveRequest,
-    Order,
     PinOrder,
-    PromptOrder,
     RoleOrder,
     StartProfile,
     UnloadAdapter,
-    parse_order,
 )
 from app.ingress.page.routes import PageRoutes
-from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
+from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS
 from app.ingress.telemetry.scrape import CONTENT_TYPE
-from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer
 from deployments.engine.port import ProfileSession
-from migration.protocol.messages import PathRequest
-from migration.protocol.request import RequestSpec
-from policies.decision.limits import Mode
-from policies.model import Role
+
+SERVICE, CONTROL = "Service", "Control"
+"""The tags of routes."""
 
 
-class ControlBackend(Protocol):
-    """The port of these routes to the ingress replica."""
+async def _backend(http: Request) -> ControlBackend:
+    backend: ControlBackend = http.app.state.backend
+    return backend
 
-    gate: Gate
-    orders: EngineOrders
-    telemetry: RequestTelemetry
-    settings: IngressSettings
 
-    def health(self) -> str | None:
-        """The reason why no request can be served now, None if requests can be served."""
-        ...
+Backend = Annotated[ControlBackend, Depends(_backend)]
+Replica = Annotated[str, Path(description="An id from `/mell/state`.")]
 
-    def version(self) -> dict[str, str]:
-        """Versions of Mell, vLLM, Ray and torch."""
-        ...
+# --- for every client -----------------------------------------------------------------------------------
 
-    async def metrics(self) -> bytes:
-        """The body of `/metrics`."""
-        ...
+service = APIRouter(route_class=Operation, tags=[SERVICE], responses=ANY_ERROR)
 
-    async def state(self) -> dict[str, Any]:
-        """The body of `/mell/state`."""
-        ...
+_HEALTH: dict[str, Any] = {"response_class": Response, "responses": {**text(), **refusals(503)}}
 
-    async def migrations(self) -> dict[str, Any]:
-        """The body of `/mell/migrations`."""
-        ...
 
-    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch, without a call to any replica."""
-        ...
+@service.get(
+    "/health",
+    **_HEALTH,
+    response_description="They can: the initial replicas have run, and at least one does.",
+)
+async def health(backend: Backend) -> PlainTextResponse:
+    """Check that requests can be served."""
+    if reason := backend.health():
+        raise ApiError(503, reason, code="unavailable")
+    return PlainTextResponse("OK")
 
-    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
-        """Move a request to `target`, or to a replica of the scheduler's choice. `reference` is its id or label."""
-        ...
 
-    async def drain(self, replica: str) -> MoveAnswer:
-        """Drain a replica, then stop it."""
-        ...
+@service.get("/ping", **_HEALTH, response_description="As `GET /health`.")
+@service.post("/ping", **_HEALTH, response_description="As `GET /health`.", operation_id="pingByPost")
+async def ping(backend: Backend) -> PlainTextResponse:
+    """Check that requests can be served, by SageMaker's name."""
+    return await health(backend)
 
-    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
-        """Set a replica's role; with None, the scheduler assigns it again."""
-        ...
 
-    async def set_mode(self, mode: Mode) -> MoveAnswer:
-        """Set the scheduler's mode, until the application is deployed again."""
-        ...
+@service.get("/load", response_description="Their number in the ingress process that answers.")
+async def load(backend: Backend) -> ServerLoad:
+    """Count the calls that run."""
+    return ServerLoad(server_load=backend.gate.running)
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
-        """Set the bounds on the number of replicas."""
-        ...
 
-    async def match(self, order: MatchOrder) -> dict[str, Any]:
-        """The body of `/mell/cache/match`. Raises ApiError."""
-        ...
+@service.get("/live", response_class=Response, responses=text(), response_description="It does.")
+async def live() -> PlainTextResponse:
+    """Check that the ingress runs."""
+    return PlainTextResponse("OK")
 
-    async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
-        """The names of the blocks of an order; None: all blocks. Raises ApiError."""
-        ...
 
-    async def prefix(self, order: CopyPrompt) -> RequestSpec:
-        """A request with the prompt of an order. Raises ApiError."""
-        ...
+@service.get("/version", response_description="Versions.")
+async def version(backend: Backend) -> Versions:
+    """Show versions."""
+    return Versions(**backend.version())
 
-    async def load_adapter(self, order: LoadAdapter) -> str:
-        """Load a LoRA adapter. Returns the answer's text. Raises ApiError."""
-        ...
 
-    async def unload_adapter(self, name: str) -> str:
-        """Unload a LoRA adapter. Returns the answer's text. Raises ApiError."""
-        ...
+@service.get(
+    "/metrics",
+    response_class=Response,
+    responses=text(CONTENT_TYPE),
+    response_description="Prometheus's text format; docs/metrics.md explains each metric.",
+)
+async def metrics(backend: Backend) -> Response:
+    """Collect the metrics of the whole application."""
+    # Open to every client, since it reveals nothing about any single request.
+    return Response(await backend.metrics(), media_type=CONTENT_TYPE)
+
+
+@service.get(
+    "/openapi.json",
+    response_model=dict[str, Any],
+    response_description="A document of OpenAPI 3.1; its making takes a second or two.",
+)
+async def openapi(backend: Backend) -> Response:
+    """Describe all calls."""
+    return Response(await backend.document(), media_type="application/json")
+
+
+# --- for operators --------------------------------------------------------------------------------------
+
+operators = APIRouter(
+    route_class=OperatorOperation,
+    tags=[CONTROL],
+    responses={**refusals(401, 403), **ANY_ERROR},
+    strict_content_type=False,
+)
+
+
+@operators.get(
+    "/mell/state",
+    response_model=State,
+    response_description="The state as of `as_of`: the last known one while the scheduler is away.",
+)
+async def get_state(backend: Backend) -> JSONResponse:
+    """Show replicas and the requests on them."""
+    return JSONResponse(await backend.state())
+
+
+@operators.get(
+    "/mell/migrations",
+    response_model=Migrations,
+    response_description="Up to 1,000, newest first; the last ones known while the scheduler is away.",
+)
+async def list_migrations(backend: Backend) -> JSONResponse:
+    """Show migrations."""
+    return JSONResponse(await backend.migrations())
+
+
+@operators.post(
+    "/mell/migrations",
+    status_code=202,
+    response_description="The migration has begun.",
+    responses=refusals(*READING, 404, 409, 422, 503),
+)
+async def migrate(backend: Backend, order: MoveRequest) -> MoveStarted:
+    """Move a running request.
+
+    Refused:
+
+    - No running request has the id or label (404), or several have the label (409, with `candidates`).
+    - The request cannot be moved (422), see docs/api.md; no other replica runs, or `target` does not (422).
+    - The scheduler or the source's replica is away (503).
+    """
+    return MoveStarted(id=_accepted(await backend.migrate(order.request_id, order.target, order.path)))
+
+
+@operators.post(
+    "/mell/replicas/{replica}/drain",
+    status_code=202,
+    response_description="Its requests move to others while they run; then it stops.",
+    responses=refusals(404, 422, 503),
+)
+async def drain(backend: Backend, replica: Replica) -> DrainStarted:
+    """Empty a replica and stop it.
+
+    Refused:
+
+    - No such replica runs (404, with `replicas`).
+    - No other replica may run (422).
+    - The scheduler or the replica is away (503).
+    """
+    return DrainStarted(id=_accepted(await backend.drain(replica)), state="DRAINING")
+
+
+@operators.post(
+    "/mell/replicas/{replica}/role",
+    status_code=202,
+    response_description="It has the role from the next epoch on, as policies.md describes.",
+    responses=refusals(*READING, 404, 422, 503),
+)
+async def set_role(backend: Backend, replica: Replica, order: RoleOrder) -> RoleSet:
+    """Set a replica's role in prefill and decoding.
+
+    The role holds until `null` takes it back, or the replica ends.
+
+    Refused:
+
+    - No such replica runs (404, with `replicas`).
+    - `scheduler.mode` is not `act`, so nothing moves requests on (422).
+    - The scheduler is away (503).
+    """
+    return RoleSet(id=_accepted(await backend.set_role(replica, order.role)), role=order.role)
+
+
+@operators.get(
+    "/mell/mode",
+    response_description="The mode, and the one in the settings.",
+    responses=refusals(503),
+)
+async def mode(backend: Backend) -> Modes:
+    """Get the scheduler's mode.
+
+    Refused:
+
+    - The scheduler has not reported yet (503).
+    """
+    state, _ = await backend.snapshot()
+    if not state["as_of"]:
+        raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable")
+    return Modes.model_validate(state)
+
+
+@operators.post(
+    "/mell/mode",
+    response_description="The scheduler has the mode: no later epoch acts in another one.",
+    responses=refusals(*READING, 422, 503),
+)
+async def set_mode(backend: Backend, order: ModeRequest) -> ModeSet:
+    """Stop the scheduler's moves, or let it move again.
+
+    The mode holds until another order or until the application is deployed again, a restart of the scheduler included.
+    Moves that have been ordered go on to their ends. The requests of stopping replicas move in every mode, and so do
+    those that an operator moves.
+
+    Refused:
+
+    - The mode is `act`, and `autoscaling_config.target_ongoing_requests` has Serve decide on the number of replicas
+      (422).
+    - The scheduler is away (503).
+    """
+    _accepted(await backend.set_mode(order.mode))
+    return ModeSet(mode=order.mode)
+
+
+@operators.post(
+    "/mell/bounds",
+    response_description="They count at once.",
+    responses=refusals(*READING, 422, 503),
+)
+async def set_bounds(backend: Backend, order: BoundsOrder) -> BoundsSet:
+    """Set the bounds on the number of replicas.
+
+    They count until Serve ends, or a configuration with other bounds is applied. Replicas beyond the maximum are
+    stopped, and their requests move to others.
+
+    Refused:
+
+    - `scheduler.mode` is not `act`, or the minimum is not above the number of replicas for prefills (422).
+    - The scheduler is away (503).
+    """
+    _accepted(await backend.set_bounds(order.min_replicas, order.max_replicas))
+    return BoundsSet(min_replicas=order.min_replicas, max_replicas=order.max_replicas)
+
+
+@operators.post(
+    "/mell/cache/match",
+    response_model=Match,
+    response_description="The tokens that each replica has, and the placement that a request would get now.",
+    responses=refusals(*READING, 404, 503),
+)
+async def match_prompt(backend: Backend, order: MatchOrder) -> JSONResponse:
+    """Look a prompt up in all prefix caches.
+
+    Nothing is placed or promised. A request would be of the class `default`. caching.md explains the answer.
+
+    Refused:
+
+    - Both `prompt` and `messages`, or neither (400).
+    - The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).
+    - `messages` with images, audio or video (400).
+    - There is no such model or adapter (404).
+    - The scheduler is away (503).
+    """
+    return JSONResponse(await backend.match(order))
+
+
+@operators.post(
+    "/mell/cache/copy",
+    response_model=Copied,
+    response_description="The target has the blocks.",
+    responses=refusals(*READING, 404, 409, 503),
+)
+async def copy_prompt(backend: Backend, order: CopyPrompt) -> JSONResponse:
+    """Copy the cached blocks of a prompt from one replica to another.
+
+    Only blocks that the target lacks are sent, and requests go on meanwhile.
+
+    Refused:
+
+    - Both `prompt` and `messages`, or neither; `from` and `to` are the same replica (400).
+    - The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).
+    - `messages` with images, audio or video (400).
+    - There is no such model or adapter, or no such replica runs (404, with `replicas`).
+    - Nothing was copied: the donor has no block of it, the target has no room, or the caches differ (409).
+    - The ingress is starting, or the donor is away (503).
+    """
+    record = await backend.orders.copy(await backend.prefix(order), order.source, order.target)
+    return JSONResponse(record.to_json())
+
+
+@operators.post(
+    "/mell/cache/pin",
+    response_description="They are not evicted from there.",
+    responses=refusals(*READING, 404, 409, 422, 503),
+)
+async def pin_blocks(backend: Backend, order: PinOrder) -> PinnedPrefix:
+    """Keep the blocks of a prompt in host memory for a time.
+
+    On the replicas that have the prompt's first block in their host memory. A later call for the same prompt replaces
+    its pin; `ttl_s: 0` ends it.
+
+    Refused:
+
+    - Both `prompt` and `messages`, or neither; `ttl_s` is negative or above a day (400).
+    - The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).
+    - `messages` with images, audio or video (400).
+    - There is no such model or adapter, or no such replica runs (404, with `replicas`).
+    - No replica has the prompt in host memory, or its pin has expired (404).
+    - There is no tier of host memory, or `cache.pin_share` is exceeded (409).
+    - The prompt has no full block, or its blocks have no names (422).
+    - The ingress is starting, or no replica answers (503).
+    """
+    names = await backend.names(order)
+    blocks, failed = await backend.orders.pin_blocks(names or (), order.ttl_s, order.replica)
+    return PinnedPrefix(success=not failed, failed=failed, blocks=blocks, ttl_s=order.ttl_s)
+
+
+_ALL = DropOrder()
+
+
+@operators.delete(
+    "/mell/cache",
+    response_description="No later request finds the blocks.",
+    responses=refusals(*READING, 404, 422, 503),
+)
+async def drop_blocks(backend: Backend, order: DropOrder = _ALL) -> Dropped:
+    """Delete the blocks of a prompt, or all blocks, from prefix caches.
+
+    Running requests keep the blocks that they use, and go on. Without `prompt` and `messages`, all blocks are deleted;
+    the body may be empty.
+
+    Refused:
+
+    - Both `prompt` and `messages`; `model` or `cache_salt` with neither (400).
+    - The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).
+    - `messages` with images, audio or video (400).
+    - There is no such model or adapter, or no such replica runs (404, with `replicas`).
+    - The prompt has no full block, or its blocks have no names (422).
+    - The ingress is starting (503).
+    """
+    blocks, failed = await backend.orders.delete_blocks(await backend.names(order), order.replica)
+    return Dropped(success=not failed, failed=failed, blocks=blocks)
+
+
+@operators.post("/mell/reset_prefix_cache", response_description="As vLLM's `/reset_prefix_cache`.")
+async def reset_prefix_cache(backend: Backend) -> CarriedOut:
+    """Drop the cached KV blocks of ended requests, on all running replicas.
+
+    As in vLLM, a replica on which requests run keeps its cache: try again.
+    """
+    return _carried_out(await backend.orders.reset_prefix_cache())
+
+
+_WHOLE = StartProfile()
+
+
+@operators.post(
+    "/mell/start_profile",
+    response_description="As vLLM's `/start_profile`.",
+    responses=refusals(*READING),
+)
+async def start_profile(backend: Backend, order: StartProfile = _WHOLE) -> CarriedOut:
+    """Start the profilers of all running replicas.
+
+    Engines have a profiler with `engine_kwargs.profiler_config`. The body may be empty.
+    """
+    session = ProfileSession(order.profile_prefix or "", order.delay_iterations, order.max_iterations)
+    return _carried_out(await backend.orders.start_profile(session))
+
+
+@operators.post("/mell/stop_profile", response_description="As vLLM's `/stop_profile`.")
+async def stop_profile(backend: Backend) -> CarriedOut:
+    """Stop the profilers of all running replicas, and write their files.
+
+    Until then, a silent engine is not replaced (`deployment_config.engine_silence_s`): writing takes minutes.
+    """
+    return _carried_out(await backend.orders.stop_profile())
+
+
+adapters = APIRouter(
+    route_class=AdapterOperation,
+    tags=[CONTROL],
+    responses={**text(), **refusals(401, 403, 404, *READING), **ANY_ERROR},
+    default_response_class=Response,
+    strict_content_type=False,
+)
+
+
+@adapters.post(
+    "/v1/load_lora_adapter",
+    response_description="All running replicas have loaded it, and the ingress processes serve it.",
+    responses=refusals(503),
+)
+async def load_adapter(backend: Backend, order: LoadAdapter) -> PlainTextResponse:
+    """Load a LoRA adapter.
+
+    As in vLLM. Without `ingress.allow_runtime_lora_updating` the answer is 404.
+
+    Refused:
+
+    - The name is that of the model, of a loaded adapter (without `load_inplace`), or of one in `lora_modules` (400).
+    - A replica cannot load it; the message has the replica and the reason (400).
+    - No replica runs (503).
+    """
+    return PlainTextResponse(await backend.load_adapter(order))
+
+
+@adapters.post(
+    "/v1/unload_lora_adapter",
+    response_description="No new request can name it; requests that run with it continue.",
+)
+async def unload_adapter(backend: Backend, order: UnloadAdapter) -> PlainTextResponse:
+    """Unload a LoRA adapter.
+
+    As in vLLM. Without `ingress.allow_runtime_lora_updating` the answer is 404.
+
+    Refused:
+
+    - No such adapter is loaded (404), or it is in `lora_modules` (400).
+    """
+    return PlainTextResponse(await backend.unload_adapter(order.lora_name))
+
+
+def _accepted(answer: MoveAnswer) -> str:
+    """The id of an accepted order. Raises ApiError if the order is refused."""
+    if isinstance(answer, MoveAccepted):
+        return answer.id
+    raise ApiError(answer.status, answer.message, details=answer.details)
+
+
+def _carried_out(failed: Failures) -> CarriedOut:
+    """The answer to an order to all replicas."""
+    return CarriedOut(success=not failed, failed=failed)
+
+
+# --- the application ------------------------------------------------------------------------------------
+
+ROUTES = [r for router in (service, operators, adapters) for r in router.routes if isinstance(r, APIRoute)]
+"""All described routes: all but the page's."""
 
 
 class ControlRoutes:
-    """The handlers of these routes over a backend."""
+    """These routes and the page's over a backend."""
 
     def __init__(self, backend: ControlBackend) -> None:
         self._backend = backend
-        self._page = PageRoutes(backend, self._check_admin)
+        self._page = PageRoutes(backend, lambda http: check_operator(http, backend.settings))
 
     def close(self) -> None:
         """End the streams of open pages, for which a stopping server would otherwise wait."""
         self._page.feed.close()
 
-    def app(self, api: ASGIApp) -> Starlette:
+    def app(self, api: ASGIApp) -> FastAPI:
         """These routes, and `api` for all other paths, as an ASGI application."""
-        routes = [
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ping", self.health, methods=["GET", "POST"]),
-            Route("/load", self.load, methods=["GET"]),
-            Route("/live", self.live, methods=["GET"]),
-            Route("/version", self.version, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
-            Route("/mell/state", self.state, methods=["GET"]),
-            Route("/mell/migrations", self.migrations, methods=["GET"]),
-            Route("/mell/migrations", self.migrate, methods=["POST"]),
-            Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
-            Route("/mell/replicas/{replica}/role", self.set_role, methods=["POST"]),
-            Route("/mell/mode", self.mode, methods=["GET"]),
-            Route("/mell/mode", self.set_mode, methods=["POST"]),
-            Route("/mell/bounds", self.set_bounds, methods=["POST"]),
-            Route("/mell/cache/match", self.match, methods=["POST"]),
-            Route("/mell/cache/copy", self.copy, methods=["POST"]),
-            Route("/mell/cache/pin", self.pin, methods=["POST"]),
-            Route("/mell/cache", self.drop, methods=["DELETE"]),
-            Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
-            Route("/mell/start_profile", self.start_profile, methods=["POST"]),
-            Route("/mell/stop_profile", self.stop_profile, methods=["POST"]),
-            Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
-            Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
-            *self._page.routes(),
-        ]
-        handlers = {
+        handlers: dict[Any, Any] = {
             ApiError: _api_error,
             HTTPException: _http_error,
+            RequestValidationError: _no_such_path,
             ClientDisconnect: _client_disconnected,
             Exception: _internal_error,
         }
         settings = self._backend.settings
         layers = [Middleware(CrossOrigin, settings)] if settings.allowed_origins else []
-        app = Starlette(routes=routes, middleware=layers, exception_handlers=handlers)  # type: ignore[arg-type]
+        routes: list[BaseRoute] = [*ROUTES, *self._page.routes()]
+        # The backend has the document, of vLLM's routes, too.
+        app = FastAPI(routes=routes, middleware=layers, exception_handlers=handlers, openapi_url=None)
+        app.state.backend = self._backend
         app.router.default = api
         return app
-
-    async def health(self, http: Request) -> Response:
-        """GET /health, GET and POST /ping: 200 if requests can be served."""
-        if reason := self._backend.health():
-            raise ApiError(503, reason, code="unavailable")
-        return PlainTextResponse("OK")
-
-    async def load(self, http: Request) -> Response:
-        """GET /load: the number of calls that this ingress process answers now."""
-        return JSONResponse({"server_load": self._backend.gate.running})
-
-    async def live(self, http: Request) -> Response:
-        """GET /live: 200 as long as the ingress runs."""
-        return PlainTextResponse("OK")
-
-    async def version(self, http: Request) -> Response:
-        """GET /version."""
-        return JSONResponse(self._backend.version())
-
-    async def metrics(self, http: Request) -> Response:
-        """GET /metrics: open to every client, since it reveals nothing about any single request."""
-        return Response(await self._backend.metrics(), media_type=CONTENT_TYPE)
-
-    async def state(self, http: Request) -> Response:
-        """GET /mell/state."""
-        self._check_admin(http)
-        return JSONResponse(await self._backend.state())
-
-    async def migrations(self, http: Request) -> Response:
-        """GET /mell/migrations."""
-        self._check_admin(http)
-        return JSONResponse(await self._backend.migrations())
-
-    async def migrate(self, http: Request) -> Response:
-        """POST /mell/migrations."""
-        self._check_admin(http)
-        order = await self._read(MoveRequest, http)
-        answer = await self._backend.migrate(order.request_id, order.target, order.path)
-        if isinstance(answer, MoveAccepted):
-            return JSONResponse({"id": answer.id}, 202)
-        raise ApiError(answer.status, answer.message, details=answer.details)
-
-    async def drain(self, http: Request) -> Response:
-        """POST /mell/replicas/{id}/drain."""
-        self._check_admin(http)
-        answer = await self._backend.drain(http.path_params["replica"])
-        if isinstance(answer, MoveAccepted):
-            return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
-        raise ApiError(answer.status, answer.message, details=answer.details)
-
-    async def set_role(self, http: Request) -> Response:
-        """POST /mell/replicas/{id}/role."""
-        self._check_admin(http)
-        order = await self._read(RoleOrder, http)
-        answer = await self._backend.set_role(http.path_params["replica"], order.role)
-        if isinstance(answer, MoveAccepted):
-            return JSONResponse({"id": answer.id, "role": order.role}, 202)
-        raise ApiError(answer.status, answer.message, details=answer.details)
-
-    async def mode(self, http: Request) -> Response:
-        """GET /mell/mode."""
-        self._check_admin(http)
-        state, _ = await self._backend.snapshot()
-        if not state["as_of"]:
-            raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable")
-        return JSONResponse({name: state[name] for name in ("mode", "configured_mode")})
-
-    async def set_mode(self, http: Request) -> Response:
-        """POST /mell/mode."""
-        self._check_admin(http)
-        order = await self._read(ModeRequest, http)
-        answer = await self._backend.set_mode(order.mode)
-        if isinstance(answer, MoveAccepted):
-            return JSONResponse({"mode": order.mode})
-        raise ApiError(answer.status, answer.message, details=answer.details)
-
-    async def set_bounds(self, http: Request) -> Response:
-        """POST /mell/bounds."""
-        self._check_admin(http)
-        order = await self._read(BoundsOrder, http)
-        answer = await self._backend.set_bounds(order.min_replicas, order.max_replicas)
-        if isinstance(answer, MoveAccepted):
-            return JSONResponse(order.model_dump())
-        raise ApiError(answer.status, answer.message, details=answer.details)
-
-    async def match(self, http: Request) -> Response:
-        """POST /mell/cache/match."""
-        self._check_admin(http)
-        return JSONResponse(await self._backend.match(await self._read(MatchOrder, http)))
-
-    async def copy(self, http: Request) -> Response:
-        """POST /mell/cache/copy."""
-        self._check_admin(http)
-        order = await self._read(CopyPrompt, http)
-        record = await self._backend.orders.copy(await self._backend.prefix(order), order.source, order.target)
-        return JSONResponse(record.to_json())
-
-    async def pin(self, http: Request) -> Response:
-        """POST /mell/cache/pin."""
-        self._check_admin(http)
-        order = await self._read(PinOrder, http)
-        names = await self._backend.names(order)
-        blocks, failed = await self._backend.orders.pin_blocks(names or (), order.ttl_s, order.replica)
-        return JSONResponse({"success": not failed, "blocks": blocks, "failed": failed, "ttl_s": order.ttl_s})
-
-    async def drop(self, http: Request) -> Response:
-        """DELETE /mell/cache."""
-        self._check_admin(http)
-        order = await self._read(DropOrder, http, empty=b"{}")
-        blocks, failed = await self._backend.orders.delete_blocks(await self._backend.names(order), order.replica)
-        return JSONResponse({"success": not failed, "blocks": blocks, "failed": failed})
-
-    async def reset_prefix_cache(self, http: Request) -> Response:
-        """POST /mell/reset_prefix_cache."""
-        self._check_admin(http)
-        return _carried_out(await self._backend.orders.reset_prefix_cache())
-
-    async def start_profile(self, http: Request) -> Response:
-        """POST /mell/start_profile."""
-        self._check_admin(http)
-        order = await self._read(StartProfile, http, empty=b"{}")
-        session = ProfileSession(order.profile_prefix or "", order.delay_iterations, order.max_iterations)
-        return _carried_out(await self._backend.orders.start_profile(session))
-
-    async def stop_profile(self, http: Request) -> Response:
-        """POST /mell/stop_profile."""
-        self._check_admin(http)
-        return _carried_out(await self._backend.orders.stop_profile())
-
-    async def load_adapter(self, http: Request) -> Response:
-        """POST /v1/load_lora_adapter."""
-        self._check_updating(http)
-        return PlainTextResponse(await self._backend.load_adapter(await self._read(LoadAdapter, http)))
-
-    async def unload_adapter(self, http: Request) -> Response:
-        """POST /v1/unload_lora_adapter."""
-        self._check_updating(http)
-        order = await self._read(UnloadAdapter, http)
-        return PlainTextResponse(await self._backend.unload_adapter(order.lora_name))
-
-    def _check_updating(self, http: Request) -> None:
-        """Raise ApiError unless the caller may load and unload adapters."""
-        if not self._backend.settings.allow_runtime_lora_updating:
-            raise ApiError(404, "adapters are fixed: ingress.allow_runtime_lora_updating opens this route")
-        self._check_admin(http)
-
-    async def _read(self, kind: type[Order], http: Request, empty: bytes = b"") -> Order:
-        """The order in a call's body; `empty` stands for a body without content."""
-        return parse_order(kind, await read_body(http, self._backend.settings.max_body_bytes) or empty)
-
-    def _check_admin(self, http: Request) -> None:
-        """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
-        key = self._backend.settings.admin_key
-        if key is None:
-            if not _is_loopback(http):
-                raise ApiError(403, "without an admin key, /mell is open on loopback only: set ingress.admin_key")
-            return
-        given = http.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
-
-
-def _carried_out(failed: Failures) -> Response:
-    """The answer to an order to all replicas."""
-    return JSONResponse({"success": not failed, "failed": failed})
-
-
-def _is_loopback(http: Request) -> bool:
-    try:
-        return http.client is not None and ipaddress.ip_address(http.client.host).is_loopback
-    except ValueError:
-        return False
 
 
 def _api_error(http: Request, error: ApiError) -> Response:
@@ -348,6 +522,11 @@ def _api_error(http: Request, error: ApiError) -> Response:
 
 def _http_error(http: Request, error: HTTPException) -> Response:
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
+
+
+def _no_such_path(http: Request, error: RequestValidationError) -> Response:
+    """Bodies have been read before: FastAPI refuses only parameters of a path, such as one that is no UTF-8."""
+    return JSONResponse(ApiError(404, "Not Found").body(), 404)
 
 
 def _client_disconnected(http: Request, error: ClientDisconnect) -> Response:

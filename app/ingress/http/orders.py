@@ -3,7 +3,7 @@
 from typing import Any, Self, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from app.adapters import MAX_NAME
 from app.ingress.errors import ApiError
@@ -12,10 +12,12 @@ from policies.decision.limits import Mode
 from policies.model import Role
 
 
-class MoveRequest(BaseModel):
-    """Body of POST /mell/migrations. `request_id` may be the id or the client's label."""
+class OrderBody(BaseModel, extra="forbid", strict=True):
+    """The body of a call, a JSON object."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class MoveRequest(OrderBody, json_schema_extra={"examples": [{"request_id": "demo", "path": "kv"}]}):
+    """Body of POST /mell/migrations. `request_id` may be the id or the client's label."""
 
     request_id: str = Field(
         min_length=1, description="The request's id, or its `X-Request-Id` if only one running request has it."
@@ -27,28 +29,22 @@ class MoveRequest(BaseModel):
     )
 
 
-class RoleOrder(BaseModel):
+class RoleOrder(OrderBody, json_schema_extra={"examples": [{"role": "prefill"}]}):
     """Body of POST /mell/replicas/{replica}/role."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Role | None = Field(description="`null`: the role that Mell assigns.")
 
 
-class ModeRequest(BaseModel):
+class ModeRequest(OrderBody, json_schema_extra={"examples": [{"mode": "off"}]}):
     """Body of POST /mell/mode."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     mode: Mode = Field(
         description='"act" carries decisions out; "observe" makes and shows them, and does as "off", which makes none.'
     )
 
 
-class BoundsOrder(BaseModel):
+class BoundsOrder(OrderBody, json_schema_extra={"examples": [{"min_replicas": 2, "max_replicas": 6}]}):
     """Body of POST /mell/bounds."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     min_replicas: int = Field(ge=1, le=10_000, description="Minimum number of replicas.")
     max_replicas: int = Field(ge=1, le=10_000, description="Maximum number of replicas, at least the minimum.")
@@ -60,10 +56,8 @@ class BoundsOrder(BaseModel):
         return self
 
 
-class StartProfile(BaseModel):
+class StartProfile(OrderBody, json_schema_extra={"examples": [{"max_iterations": 50}]}):
     """Body of POST /mell/start_profile, as vLLM has it. All members are optional."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     profile_prefix: str | None = Field(
         None,
@@ -74,10 +68,8 @@ class StartProfile(BaseModel):
     max_iterations: int | None = Field(None, ge=0, description="Steps after which it ends by itself; 0: not at all.")
 
 
-class PromptOrder(BaseModel):
+class PromptOrder(OrderBody):
     """An order about a prompt. Members have the meaning that they have in a request."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: str | list[int] | None = Field(
         None, description="A text or token ids, as in a completion: not with `messages`."
@@ -104,16 +96,18 @@ class OnePromptOrder(PromptOrder):
         return self
 
 
-class MatchOrder(OnePromptOrder):
+class MatchOrder(OnePromptOrder, json_schema_extra={"examples": [{"prompt": "You are a helpful assistant."}]}):
     """Body of POST /mell/cache/match."""
 
     prompt_cache_key: str | None = Field(None, description="The session, with `scheduler.routing: session`.")
 
 
-class CopyPrompt(OnePromptOrder):
+class CopyPrompt(
+    OnePromptOrder,
+    populate_by_name=True,
+    json_schema_extra={"examples": [{"prompt": "You are a helpful assistant.", "from": "a", "to": "b"}]},
+):
     """Body of POST /mell/cache/copy."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
     source: str = Field(alias="from", min_length=1, description="The replica that has the prompt's blocks.")
     target: str = Field(alias="to", min_length=1, description="The replica that is to get them.")
@@ -125,14 +119,16 @@ class CopyPrompt(OnePromptOrder):
         return self
 
 
-class PinOrder(OnePromptOrder):
+class PinOrder(
+    OnePromptOrder, json_schema_extra={"examples": [{"prompt": "You are a helpful assistant.", "ttl_s": 3600}]}
+):
     """Body of POST /mell/cache/pin."""
 
     ttl_s: float = Field(600.0, ge=0, le=86400, description="Seconds until the pin expires; 0 ends it now.")
     replica: str | None = Field(None, min_length=1, description="The only replica to pin them on. Unset: all.")
 
 
-class DropOrder(PromptOrder):
+class DropOrder(PromptOrder, json_schema_extra={"examples": [{"prompt": "You are a helpful assistant."}]}):
     """Body of DELETE /mell/cache. All members are optional."""
 
     replica: str | None = Field(None, min_length=1, description="The only replica to delete them on. Unset: all.")
@@ -146,10 +142,8 @@ class DropOrder(PromptOrder):
         return self
 
 
-class LoadAdapter(BaseModel):
+class LoadAdapter(OrderBody, json_schema_extra={"examples": [{"lora_name": "sql", "lora_path": "/models/sql"}]}):
     """Body of POST /v1/load_lora_adapter, as vLLM has it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     lora_name: str = Field(
         min_length=1, max_length=MAX_NAME, description="The adapter's name, for `model` in requests."
@@ -163,10 +157,8 @@ class LoadAdapter(BaseModel):
     is_3d_lora_weight: bool = Field(False, description="The layout of the weights of experts, see vLLM.")
 
 
-class UnloadAdapter(BaseModel):
+class UnloadAdapter(OrderBody, json_schema_extra={"examples": [{"lora_name": "sql"}]}):
     """Body of POST /v1/unload_lora_adapter, as vLLM has it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     lora_name: str = Field(min_length=1, description="The adapter's name.")
     lora_int_id: int | None = Field(None, description="Without effect, as in vLLM.")

@@ -39,7 +39,7 @@ _HEADERS = {
 
 
 class PageBackend(Protocol):
-    """The page's port to the ingress, a part of `app.ingress.http.control.ControlBackend`."""
+    """The page's port to the ingress, a part of `app.ingress.http.backend.ControlBackend`."""
 
     telemetry: RequestTelemetry
 

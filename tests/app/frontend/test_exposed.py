@@ -34,9 +34,9 @@ from app.ingress.access.admission import Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
-from app.ingress.description.openapi import own_document
 from app.ingress.frontends import VllmApi
-from app.ingress.http.control import ControlRoutes
+from app.ingress.http.control import ROUTES, ControlRoutes
+from app.ingress.http.openapi import document
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.tracing import NoTracer
 from app.settings import IngressSettings
@@ -225,15 +225,14 @@ async def test_every_route_of_vllm_is_open_or_closed_with_a_reason(
     assert {"/scale_elastic_ep", "/invocations", "/collective_rpc", "/update_weights", "/v1/load_lora_adapter"} <= paths
     assert paths - OPEN_ROUTES.keys() == CLOSED_ROUTES.keys() and not OPEN_ROUTES.keys() & CLOSED_ROUTES.keys()
     assert {path for path, route in OPEN_ROUTES.items() if route.task is not RouteTask.POOL} <= paths
-    document = served.frontend.document()
-    assert set(document["paths"]) == {*BODIES, SCORING, "/v1/models"}
+    assert {route.path for route in served.frontend.routes} == {*BODIES, SCORING, "/v1/models"}
 
 
 async def test_the_tokenizer_is_described_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_router, "routes", [*tokenizer_router.routes])
     async with serving(config(enable_tokenizer_info_endpoint=True)) as served:
         described = (await Exposed(served).send("GET", "/tokenizer_info")).json()
-        assert described["tokenizer_class"] and "/tokenizer_info" in served.frontend.document()["paths"]
+        assert described["tokenizer_class"] and "/tokenizer_info" in {route.path for route in served.frontend.routes}
         keys = Gate([ApiKey("alice", digest("alice-key"))])
         assert (await Exposed(served, keys).send("GET", "/tokenizer_info")).status_code == 401
 
@@ -333,7 +332,8 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
         telemetry=RequestTelemetry("mell-tiny"),
         settings=settings,
         health=lambda: None,
-        version=lambda: {"version": "1"},
+        version=lambda: {"version": "1", "vllm": "2", "ray": "3", "torch": "4"},
+        document=api.document,
     )
     app = ControlRoutes(backend).app(await api.start(backend))
     try:
@@ -342,8 +342,8 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
         ) as client:
             answer = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS])
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
-            document = (await client.get("/openapi.json")).json()
-            assert set(document["paths"]) == {*BODIES, SCORING, "/v1/models", *own_document()["paths"]}
+            described = (await client.get("/openapi.json")).json()
+            assert set(described["paths"]) == {*BODIES, SCORING, "/v1/models", *(route.path for route in ROUTES)}
             for path, status in (("/health", 200), ("/version", 200), ("/v1/models", 200), ("/load", 200), ("/", 404)):
                 assert (await client.get(path)).status_code == status
             client.headers["Authorization"] = "Bearer eve"
@@ -714,7 +714,7 @@ async def described() -> AsyncIterator[Described]:
     kwargs = {**config().engine_kwargs, "max_model_len": SHORT}
     async with serving(config().model_copy(update={"engine_kwargs": kwargs}), step_s=0.0) as served:
         exposed = Exposed(served, Gate(chooser=ClassChooser(CLASSES)))
-        yield Described(exposed, schemathesis.openapi.from_dict(served.frontend.document()))
+        yield Described(exposed, schemathesis.openapi.from_dict(document(served.frontend.routes)))
 
 
 @BOUNDED

@@ -566,6 +566,9 @@ class Backend:
     async def metrics(self) -> bytes:
         return b"# metrics\n"
 
+    async def document(self) -> bytes:
+        return b"{}"
+
     async def state(self) -> dict[str, Any]:
         loads = [(r.id, load) for r in self.service.replicas.values() for load in r.host.loads()]
         return self.mode | {"replicas": [{"id": r, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]}

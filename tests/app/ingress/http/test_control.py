@@ -1,6 +1,7 @@
 """The routes of operators and probes: health, access, orders, and hostile heads and paths."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -28,6 +29,12 @@ async def test_health_gives_the_reason(api: Api, reason: str) -> None:
 async def test_a_healthy_service_answers_ok(api: Api, path: str) -> None:
     response = await api.get(path)
     assert (response.status_code, response.text) == (200, "OK")
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/mell/state"])
+async def test_a_head_is_answered_as_its_get(api: Api, path: str) -> None:
+    head, get = await api.send("HEAD", path), await api.get(path)
+    assert (head.status_code, head.headers) == (200, get.headers)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -97,6 +104,18 @@ async def test_with_an_admin_key_it_is_required(api: Api, method: str, path: str
     response = await api.send(method, path, headers=headers)
     assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
     assert "secret-key!" not in response.text
+
+
+async def test_the_body_of_a_call_without_access_is_not_read(api: Api) -> None:
+    read: list[bytes] = []
+
+    async def content() -> AsyncIterator[bytes]:
+        read.append(b"{")
+        yield b"{"
+
+    api.address = ("10.0.0.1", 1)
+    response = await api.post("/mell/migrations", content=content(), headers={"Content-Type": "application/json"})
+    assert (response.status_code, read) == (403, [])
 
 
 async def test_the_admin_key_gives_access_from_anywhere(api: Api) -> None:

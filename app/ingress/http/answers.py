@@ -1,11 +1,16 @@
-"""Response bodies as models. They only describe: the bodies are made elsewhere, and tests compare the two."""
+"""Response bodies as models.
 
+Some only describe a body that is made elsewhere, and is not validated again: tests compare the two.
+"""
+
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from migration.protocol.record import MigrationRecord
-from policies.model import Phase, ReplicaState, Role
+from policies.decision.limits import Mode
+from policies.model import Blocks, Phase, ReplicaId, ReplicaState, Role
 
 
 class Described(BaseModel):
@@ -235,19 +240,19 @@ class CarriedOut(Described):
     """The outcome of an order to all running replicas."""
 
     success: bool = Field(description="All have carried it out.")
-    failed: dict[str, str] = Field(description="The reasons of the others, by replica.")
+    failed: Mapping[ReplicaId, str] = Field(description="The reasons of the others, by replica.")
 
 
 class Dropped(CarriedOut):
     """Blocks that have been deleted from prefix caches."""
 
-    blocks: dict[str, int] = Field(description="The number of deleted blocks, by replica.")
+    blocks: Mapping[ReplicaId, Blocks] = Field(description="The number of deleted blocks, by replica.")
 
 
 class PinnedPrefix(CarriedOut):
     """Blocks of a prompt that stay in host memory."""
 
-    blocks: dict[str, int] = Field(description="The number of pinned blocks, by replica.")
+    blocks: Mapping[ReplicaId, Blocks] = Field(description="The number of pinned blocks, by replica.")
     ttl_s: float
 
 
@@ -289,14 +294,14 @@ class RoleSet(Described):
 class Modes(Described):
     """The scheduler's mode."""
 
-    mode: Literal["act", "observe", "off"]
-    configured_mode: Literal["act", "observe", "off"] = Field(description="`scheduler.mode` in the settings.")
+    mode: Mode
+    configured_mode: Mode = Field(description="`scheduler.mode` in the settings.")
 
 
 class ModeSet(Described):
     """The mode that an operator has set."""
 
-    mode: Literal["act", "observe", "off"]
+    mode: Mode
 
 
 class DrainStarted(Described):

@@ -1,0 +1,91 @@
+"""The port of Mell's own routes to the ingress replica."""
+
+from typing import Any, Protocol
+
+from app.ingress.access.admission import Gate
+from app.ingress.engine_orders import EngineOrders
+from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.settings import IngressSettings
+from deployments.api.calls import MoveAnswer
+from migration.protocol.messages import PathRequest
+from migration.protocol.request import RequestSpec
+from policies.decision.limits import Mode
+from policies.model import Role
+
+
+class ControlBackend(Protocol):
+    """The port of these routes to the ingress replica."""
+
+    gate: Gate
+    orders: EngineOrders
+    telemetry: RequestTelemetry
+    settings: IngressSettings
+
+    def health(self) -> str | None:
+        """The reason why no request can be served now, None if requests can be served."""
+        ...
+
+    def version(self) -> dict[str, str]:
+        """Versions of Mell, vLLM, Ray and torch."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """The body of `/metrics`."""
+        ...
+
+    async def document(self) -> bytes:
+        """The body of `/openapi.json`; its making takes a second or two."""
+        ...
+
+    async def state(self) -> dict[str, Any]:
+        """The body of `/mell/state`."""
+        ...
+
+    async def migrations(self) -> dict[str, Any]:
+        """The body of `/mell/migrations`."""
+        ...
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch, without a call to any replica."""
+        ...
+
+    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        """Move a request to `target`, or to a replica of the scheduler's choice. `reference` is its id or label."""
+        ...
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        """Drain a replica, then stop it."""
+        ...
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """Set a replica's role; with None, the scheduler assigns it again."""
+        ...
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """Set the scheduler's mode, until the application is deployed again."""
+        ...
+
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """Set the bounds on the number of replicas."""
+        ...
+
+    async def match(self, order: MatchOrder) -> dict[str, Any]:
+        """The body of `/mell/cache/match`. Raises ApiError."""
+        ...
+
+    async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
+        """The names of the blocks of an order; None: all blocks. Raises ApiError."""
+        ...
+
+    async def prefix(self, order: CopyPrompt) -> RequestSpec:
+        """A request with the prompt of an order. Raises ApiError."""
+        ...
+
+    async def load_adapter(self, order: LoadAdapter) -> str:
+        """Load a LoRA adapter. Returns the answer's text. Raises ApiError."""
+        ...
+
+    async def unload_adapter(self, name: str) -> str:
+        """Unload a LoRA adapter. Returns the answer's text. Raises ApiError."""
+        ...
