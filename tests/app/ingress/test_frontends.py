@@ -69,10 +69,10 @@ async def test_adapters_that_come_before_the_application_are_served(monkeypatch:
     api = VllmApi(_ingress_config(settings, _engine_config(settings)))
     served: list[list[Adapter]] = []
 
-    async def started(backend: Backend) -> Any:
+    async def started(config: object, streams: object, ingress: object) -> Any:
         return SimpleNamespace(app=None, max_context=8, serve_adapters=lambda adapters: served.append([*adapters]))
 
-    monkeypatch.setattr(api, "_start", started)
+    monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
     api.serve_adapters([Adapter("a", 1, "/a")])
     await api.start(Backend(make_service()))
     disable_envs_cache()
@@ -116,10 +116,10 @@ async def started_api(monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, VllmApi
     settings, prompts = read_settings({}), Prompts()
     api = VllmApi(_ingress_config(settings, _engine_config(settings)))
 
-    async def started(backend: Backend) -> Any:
+    async def started(config: object, streams: object, ingress: object) -> Any:
         return prompts
 
-    monkeypatch.setattr(api, "_start", started)
+    monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
     api.serve_adapters([SQL])
     with pytest.raises(ApiError, match="starting"):
         await api.arrival(MatchOrder(prompt="x"))
