@@ -47,14 +47,14 @@ _LENGTHS = (
     *("{}length", "{}lengths", "{}len", "{}lens", "{}sequencelength", "{}sequencelengths", "{}seqlen", "{}seqlens"),
     *("{}tokenlength", "{}tokenlen"),
 )
-"""Names of columns of lengths, with a gap for a word such as `prompt`."""
+"""Names of columns of lengths, with a gap for a part of the request such as `prompt`."""
 
 
-def _length_names(words: Sequence[str], counted: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Names for lengths of a part of requests. `counted` are words that mean tokens only where the name says so."""
-    forms = [(word, (*_TOKENS, *_LENGTHS)) for word in words] + [(word, _TOKENS) for word in counted]
-    named = [form.format(word) for word, forms_of_word in forms for form in forms_of_word]
-    return (*named, *others, *(f"total{word}tokens" for word in (*words, *counted)))
+def _length_names(parts: Sequence[str], in_tokens: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Names for the lengths of a part of requests. Lengths of `in_tokens` count only in names with `tokens`."""
+    forms = [(part, (*_TOKENS, *_LENGTHS)) for part in parts] + [(part, _TOKENS) for part in in_tokens]
+    named = [form.format(part) for part, forms_of_part in forms for form in forms_of_part]
+    return (*named, *others, *(f"total{part}tokens" for part in (*parts, *in_tokens)))
 
 
 _ALIASES: dict[TraceColumn, tuple[str, ...]] = {
@@ -137,7 +137,7 @@ FORMATS = (
 class FoundColumns:
     """The format of a file: its name, the names of the columns to read, None for one that it lacks, and the unit.
 
-    `identities` are further columns that tell requests apart. `unit_is_named` if the unit is in the column's name.
+    `identities` are further columns that distinguish requests. `unit_is_named` if the unit is in the column's name.
     With a longer mean time between requests than `slowest_s`, whole numbers are of another unit, unless it is named.
     """
 
@@ -150,7 +150,7 @@ class FoundColumns:
 
     @property
     def selected(self) -> list[str | None]:
-        """The names of the columns to read, in the order of `TraceColumn`, and of those that tell requests apart.
+        """The names of the columns to read, in the order of `TraceColumn`, and the `identities`.
 
         Later rows may have what the first ones lack.
         """

@@ -71,7 +71,8 @@ class FileRecords:
 
     def error(self, line: int, problem: str) -> BadInput:
         """The error of a row."""
-        return BadInput(f"{self.path}, line {line}: {problem}. {self.found}")
+        printed = "".join(letter if letter.isprintable() else "?" for letter in problem)
+        return BadInput(f"{self.path}, line {line}: {printed}. {self.found}")
 
     @property
     def found(self) -> str:

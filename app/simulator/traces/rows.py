@@ -62,7 +62,7 @@ class TraceRows:
     outputs: "array[float]" = field(default_factory=lambda: array("d"))
     numbers: "array[int]" = field(default_factory=lambda: array("q"))
     identities: "array[int]" = field(default_factory=lambda: array("q"))
-    """Hashes of what tells requests apart beside times and lengths: ids, and the names of blocks."""
+    """Hashes of the ids of requests and of the names of their blocks."""
     names: dict[int, "array[int]"] = field(default_factory=dict)
     classes: dict[int, str] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
@@ -214,7 +214,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _identity(*values: Any) -> int:
-    """A hash of what tells a request apart; 0 for nothing."""
+    """A hash of the ids of a request; 0 if it has none."""
     return 0 if all(map(_is_empty, values)) else hash(tuple(map(str, values)))
 
 

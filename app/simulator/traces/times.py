@@ -47,7 +47,7 @@ _QUICKEST_FRACTIONS = 10.0
 """The least mean differences of milliseconds, and of milliseconds with fractions; below it, the numbers are seconds."""
 
 _QUICK = 10.0
-"""With a mean difference of less than so many times the least one, it is a guess that numbers are milliseconds."""
+"""With a mean difference below this multiple of the least one, the milliseconds are a guess."""
 
 
 @dataclass(slots=True)

@@ -132,6 +132,7 @@ DAMAGED = {
     ),
     "short row": (f"{HEADER}\n1,2\n".encode(), "line 2: output_tokens is missing"),
     "word": (f"{HEADER}\n1,ten,3\n".encode(), "line 2: prompt_tokens is no number: ten"),
+    "NUL": (HEADER.encode() + b"\n1,2,3" * 99 + b"\n1,\0,3\n", r"line 101: prompt_tokens is no number: \?"),
     "negative": (f"{HEADER}\n1,-2,3\n".encode(), "line 2: prompt_tokens is negative: -2"),
     "negative time": (f"{HEADER}\n-1,2,3\n".encode(), "line 2: arrival_s is negative: -1"),
     "NaN": (f"{HEADER}\n1,nan,3\n".encode(), "line 2: prompt_tokens is not a finite number: nan"),
