@@ -7,8 +7,8 @@ called `at_s` are counted from the start of the replay. A distribution is `{"cou
     trace       file, start_minute, minutes, requests, clipped, cut_tokens, prompt_tokens, output_tokens
                 (`clipped` requests were shortened to fit the context, by `cut_tokens` in all; tokens are totals after
                 scaling)
-                account: null, or {format, columns, time_unit, rows, begins, read_to_line, changes: [{what, requests,
-                request_share, token_share}]}: how the file was read (`app.simulator.traces`)
+                account: null, or {format, columns, time_unit, rows, begins, read_to_line, unit_is_guess,
+                changes: [{what, requests, request_share, token_share}]}: how the file was read (`app.simulator.traces`)
     options     url, model, context, time_scale, token_scale, max_output, seed, move_every_s
     summary     interrupted, and the fields of `app.replay.summary.Summary`
     errors      [{kind, count, first_message}], the most frequent kind first

@@ -10,8 +10,14 @@ def account_lines(account: Mapping[str, Any] | None) -> Iterator[str]:
         return
     columns = f" ({', '.join(account['columns'])})" if account["columns"] else ""
     begins = "" if account["begins"] is None else f", the first at {account['begins']}"
-    rest = "" if account["read_to_line"] is None else f"; read to line {account['read_to_line']:,}, the rest is later"
+    line = account["read_to_line"]
+    rest = "" if line is None else f"; read to line {line:,}, which is after the part"
     yield f"read as {account['format']}{columns}, times in {account['time_unit']}{begins}{rest}"
+    if account["unit_is_guess"]:
+        yield (
+            f"unit of times guessed from the format and the values: {account['time_unit']}; if it is wrong, name the "
+            "unit in the column, as in timestamp_s or timestamp_ms, or correct the times with --time-scale"
+        )
     for change in account["changes"]:
         yield (
             f"{change['what']}: {change['requests']:,} of {account['rows']:,} requests "

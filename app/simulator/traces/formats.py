@@ -1,16 +1,18 @@
 """The known formats of traces, by the names of their columns.
 
-Names are compared without case, spaces and punctuation: `Request tokens` is `requesttokens`. A file with a time, a
-prompt and an output by any of the names below is read, whoever wrote it; the formats give it a name and the unit of
-its times where these are relative.
+Names are compared without case, spaces and punctuation: `Request tokens` is `requesttokens`. The name of a column of
+times may end with a unit: `arrival_time_ms`, `Timestamp (seconds)`. A file with a time, a prompt and an output by any
+of the names below is read, whoever wrote it; the formats give it a name and the unit of its times where these are
+relative.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.simulator.traces.times import TimeUnit
+from app.simulator.traces.times import SLOWEST_KNOWN_S, SLOWEST_S, TimeUnit
 
 
 class TraceColumn(StrEnum):
@@ -25,30 +27,41 @@ class TraceColumn(StrEnum):
     THINK = "think_s"
     DELAY = "delay"
     ERROR = "error"
+    SUCCESS = "success"
+    STATUS = "status"
+
+
+_TIMES = (
+    *("arrival", "arrivedat", "arrivaltimestamp", "arrivaltime", "timestamp", "starttime", "requesttime"),
+    *("requesttimestamp", "requestarrivaltime", "createdat", "submittedat", "submittime", "receivedat", "sentat"),
+    *("relativetime", "unixtime", "unixtimestamp", "epoch", "time", "ts", "datetime", "requeststarttime"),
+    *("requeststart", "start"),
+)
+"""Names of columns of times, without the unit; in the plural, too."""
+
+_TOKENS = (
+    *("{}tokens", "num{}tokens", "n{}tokens", "numberof{}tokens", "{}tokencount", "{}tokenscount", "{}numtokens"),
+    "num{}token",
+)
+_LENGTHS = (
+    *("{}length", "{}lengths", "{}len", "{}lens", "{}sequencelength", "{}sequencelengths", "{}seqlen", "{}seqlens"),
+    *("{}tokenlength", "{}tokenlen"),
+)
+"""Names of columns of lengths, with a gap for a part of the request such as `prompt`."""
+
+
+def _length_names(parts: Sequence[str], in_tokens: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Names for the lengths of a part of requests. Lengths of `in_tokens` count only in names with `tokens`."""
+    forms = [(part, (*_TOKENS, *_LENGTHS)) for part in parts] + [(part, _TOKENS) for part in in_tokens]
+    named = [form.format(part) for part, forms_of_part in forms for form in forms_of_part]
+    return (*named, *others, *(f"total{part}tokens" for part in (*parts, *in_tokens)))
 
 
 _ALIASES: dict[TraceColumn, tuple[str, ...]] = {
-    TraceColumn.TIME: (
-        *("arrivals", "arrivedat", "arrivaltimestamp", "arrivaltime", "arrival", "arrivalms", "arrivalus", "arrivalns"),
-        *("timestamp", "timestamps", "timestampms", "timestampus", "timestampns", "starttimes", "starttime"),
-        *("requesttime", "requesttimestamp", "createdat", "time", "times", "ts", "datetime"),
-    ),
-    TraceColumn.PROMPT: (
-        *("prompttokens", "contexttokens", "requesttokens", "inputlength", "inputlens", "inputtokens"),
-        *(
-            "numprefilltokens",
-            "promptsize",
-            "promptlen",
-            "promptlength",
-            "inputlen",
-            "prefilltokens",
-            "numprompttokens",
-        ),
-        *("numinputtokens", "isl"),
-    ),
-    TraceColumn.OUTPUT: (
-        *("outputtokens", "generatedtokens", "responsetokens", "outputlength", "outputlens", "completiontokens"),
-        *("numdecodetokens", "tokensize", "outputlen", "decodetokens", "numoutputtokens", "generationtokens", "osl"),
+    TraceColumn.TIME: tuple(name for stem in _TIMES for name in (stem, f"{stem}s")),
+    TraceColumn.PROMPT: _length_names(("prompt", "input", "prefill"), ("context", "request"), ("promptsize", "isl")),
+    TraceColumn.OUTPUT: _length_names(
+        ("output", "completion", "decode"), ("generated", "generation", "gen", "response"), ("tokensize", "osl")
     ),
     TraceColumn.NAMES: ("hashids",),
     TraceColumn.CLASS: ("class",),
@@ -56,6 +69,8 @@ _ALIASES: dict[TraceColumn, tuple[str, ...]] = {
     TraceColumn.THINK: ("thinks",),
     TraceColumn.DELAY: ("delay",),
     TraceColumn.ERROR: ("errors", "error"),
+    TraceColumn.SUCCESS: ("success", "successes", "succeeded", "issuccess", "successful"),
+    TraceColumn.STATUS: ("status", "statuses", "statuscode", "statuscodes", "httpstatus", "httpstatuscode"),
 }
 """The names of every column, in the order of preference."""
 
@@ -66,8 +81,10 @@ _OPTIONAL = {
     TraceColumn.THINK: "think_s",
     TraceColumn.DELAY: "delay",
     TraceColumn.ERROR: "error",
+    TraceColumn.SUCCESS: "success",
+    TraceColumn.STATUS: "status",
 }
-"""The names of members that the first object of a file may lack."""
+"""The names of members that the first objects of a file may lack."""
 
 TRACE_HELP = (
     "a trace: CSV or JSON lines, perhaps compressed (gz, zst, xz, bz2), in Mell's format "
@@ -84,14 +101,14 @@ NEEDED = (TraceColumn.TIME, TraceColumn.PROMPT, TraceColumn.OUTPUT)
 class TraceFormat:
     """A format: its columns by their plain names, further columns that others lack, the unit of its times.
 
-    With `is_sparse`, seconds are whole and may be far apart, so that values do not show another unit.
+    With a longer mean time between requests than `slowest_s`, whole numbers are of another unit.
     """
 
     name: str
     columns: tuple[str, str, str]
     marks: tuple[str, ...] = ()
     unit: TimeUnit = TimeUnit.SECONDS
-    is_sparse: bool = False
+    slowest_s: float = SLOWEST_KNOWN_S
 
 
 AIPERF = TraceFormat("aiperf", ("timestamp", "inputlength", "outputlength"), ("sessionid",), unit=TimeUnit.MILLISECONDS)
@@ -104,7 +121,7 @@ FORMATS = (
     TraceFormat("Mell", ("arrivals", "prompttokens", "outputtokens")),
     TraceFormat("Azure 2025 (multimodal)", ("timestamp", "contexttokens", "generatedtokens"), ("numimages",)),
     TraceFormat("Azure 2023/2024", ("timestamp", "contexttokens", "generatedtokens")),
-    TraceFormat("BurstGPT", ("timestamp", "requesttokens", "responsetokens"), is_sparse=True),
+    TraceFormat("BurstGPT", ("timestamp", "requesttokens", "responsetokens"), slowest_s=math.inf),
     TraceFormat("Qwen-Bailian", ("timestamp", "inputlength", "outputlength"), ("chatid",)),
     AIPERF,
     TraceFormat("Mooncake", ("timestamp", "inputlength", "outputlength"), unit=TimeUnit.MILLISECONDS),
@@ -120,18 +137,24 @@ FORMATS = (
 class FoundColumns:
     """The format of a file: its name, the names of the columns to read, None for one that it lacks, and the unit.
 
-    `unit_is_certain` if values do not decide about it, unless they are Unix times.
+    `identities` are further columns that distinguish requests. `unit_is_named` if the unit is in the column's name.
+    With a longer mean time between requests than `slowest_s`, whole numbers are of another unit, unless it is named.
     """
 
     name: str
     columns: dict[TraceColumn, str | None]
+    identities: tuple[str, ...]
     unit: TimeUnit
-    unit_is_certain: bool
+    unit_is_named: bool
+    slowest_s: float
 
     @property
     def selected(self) -> list[str | None]:
-        """The names of the columns to read, in the order of `TraceColumn`; later rows may have what the first lacks."""
-        return [self.columns[column] or _OPTIONAL.get(column) for column in TraceColumn]
+        """The names of the columns to read, in the order of `TraceColumn`, and the `identities`.
+
+        Later rows may have what the first ones lack.
+        """
+        return [*(self.columns[column] or _OPTIONAL.get(column) for column in TraceColumn), *self.identities]
 
 
 def plain(name: str) -> str:
@@ -145,27 +168,47 @@ def found_columns(names: Sequence[str]) -> FoundColumns:
     for name in names:
         given.setdefault(plain(name), name)
     chosen = next((each for each in FORMATS if all(name in given for name in (*each.columns, *each.marks))), None)
-    columns = {column: next((given[n] for n in known if n in given), None) for column, known in _ALIASES.items()}
+    of_times = {stem: name for name in reversed(names) if (stem := _stem_and_unit(name)[0])} | given
+    columns = {
+        column: next((some[n] for n in known if n in some), None)
+        for column, known in _ALIASES.items()
+        for some in (of_times if column is TraceColumn.TIME else given,)
+    }
     if chosen is not None:
         columns.update({column: given[name] for column, name in zip(NEEDED, chosen.columns, strict=True)})
     if chosen is AIPERF:
         columns[TraceColumn.SESSION] = given["sessionid"]
-    unit = named_unit(columns[TraceColumn.TIME] or "")
-    if chosen is None:
-        return FoundColumns("columns of no known format", columns, unit or TimeUnit.SECONDS, unit is not None)
-    return FoundColumns(chosen.name, columns, unit or chosen.unit, unit is not None or chosen.is_sparse)
+    named = _stem_and_unit(columns[TraceColumn.TIME] or "")[1]
+    unit = named or (TimeUnit.SECONDS if chosen is None else chosen.unit)
+    identities = tuple(name for key, name in given.items() if key.endswith(("id", "ids")) and key != "hashids")
+    format_name = "columns of no known format" if chosen is None else chosen.name
+    slowest_s = SLOWEST_S if chosen is None else chosen.slowest_s
+    return FoundColumns(format_name, columns, identities, unit, named is not None, slowest_s)
 
 
-def recognised(names: Sequence[str]) -> int:
-    """The number of names that are those of columns to read."""
-    known = {name for aliases in _ALIASES.values() for name in aliases}
-    return sum(plain(name) in known for name in names)
+def recognised(names: Sequence[str], columns: Sequence[TraceColumn] = tuple(TraceColumn)) -> int:
+    """The number of names that are those of columns to read, or of some of them."""
+    known = {name for column in columns for name in _ALIASES[column]}
+    with_times = TraceColumn.TIME in columns
+    return sum(plain(name) in known or (with_times and _stem_and_unit(name)[0] in known) for name in names)
 
 
-def named_unit(column: str) -> TimeUnit | None:
-    """The unit in the name of a column of times, as in `timestamp_ms`."""
-    ending = re.search(r"[_ .(\[](s|sec|secs|seconds|ms|millis|us|ns)[)\]]?$", column.strip().lower())
-    if ending is None:
-        return None
-    units = {"ms": TimeUnit.MILLISECONDS, "millis": TimeUnit.MILLISECONDS, "us": TimeUnit.MICROSECONDS}
-    return {**units, "ns": TimeUnit.NANOSECONDS}.get(ending[1], TimeUnit.SECONDS)
+_UNITS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), TimeUnit.SECONDS),
+    **dict.fromkeys(("milliseconds", "millisecond", "millis", "msecs", "msec", "ms"), TimeUnit.MILLISECONDS),
+    **dict.fromkeys(("microseconds", "microsecond", "micros", "usecs", "usec", "us", "µs"), TimeUnit.MICROSECONDS),
+    **dict.fromkeys(("nanoseconds", "nanosecond", "nanos", "nsecs", "nsec", "ns"), TimeUnit.NANOSECONDS),
+}
+"""Units at the end of names of columns."""
+
+
+def _stem_and_unit(column: str) -> tuple[str, TimeUnit | None]:
+    """The plain name of a column of times without the unit at its end, and this unit; the name is empty without one."""
+    words = re.findall("[a-z0-9µ]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", column).lower())
+    if len(words) > 1 and words[-1] in _UNITS:
+        stem = words[:-2] if words[-2] == "in" else words[:-1]
+        return "".join(stem), _UNITS[words[-1]]
+    # Without a space before it, the unit is known by what comes before; a mere `s` is a plural.
+    whole = "".join(words)
+    ends = ((whole.removesuffix(name), unit) for name, unit in _UNITS.items() if name != "s" and whole.endswith(name))
+    return next((each for each in ends if each[0] in _TIMES), ("", None))

@@ -7,16 +7,27 @@ except for a JSON object over several lines.
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from app.simulator.errors import BadInput
-from app.simulator.traces.formats import MELL_COLUMNS, plain, recognised
+from app.simulator.traces.formats import MELL_COLUMNS, NEEDED, plain, recognised
 
-_SEPARATORS = (",", ";", "\t", "|")
+_SEPARATORS = (",", ";", "\t", "|", " ")
+"""Blanks separate by any number of them."""
+
+_SEPARATOR_LINE = re.compile(r'"?sep=.?"?', re.IGNORECASE)
+"""The first line of a spreadsheet's CSV, which names its separator."""
+
+_LONGEST_CELL = 1 << 24
+"""The most characters of a cell of CSV: more than the longest prompt."""
+
+_EXAMINED = 100
+"""The objects at the beginning of a file whose members are its columns."""
+
 _SHOWN = 12
 """The most names of columns in an error."""
 
@@ -32,9 +43,9 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 @dataclass(frozen=True, slots=True)
 class FileRecords:
-    """The columns of a file by its first row, and its rows with the numbers of their lines.
+    """The columns of a file by its first rows, and its rows with the numbers of their lines.
 
-    A row is a list in the order of the columns, or an object, which may have other members than the first.
+    A row is a list in the order of the columns, or an object, which may have other members than the first ones.
     """
 
     path: Path
@@ -60,7 +71,8 @@ class FileRecords:
 
     def error(self, line: int, problem: str) -> BadInput:
         """The error of a row."""
-        return BadInput(f"{self.path}, line {line}: {problem}. {self.found}")
+        printed = "".join(letter if letter.isprintable() else "?" for letter in problem)
+        return BadInput(f"{self.path}, line {line}: {printed}. {self.found}")
 
     @property
     def found(self) -> str:
@@ -74,8 +86,9 @@ class FileRecords:
 
 def read_records(path: Path, text: TextIO) -> FileRecords:
     """The records in a text. Raises `BadInput` for a file without any; the iteration raises it for a damaged row."""
+    csv.field_size_limit(_LONGEST_CELL)
     first, number = "", 0
-    while not first.strip():
+    while not first.strip() or _is_preface(first.strip()):
         if not (first := text.readline()):
             raise BadInput(f"{path} is empty: it has no requests.")
         number += 1
@@ -90,10 +103,9 @@ def read_records(path: Path, text: TextIO) -> FileRecords:
 
 def _of_csv(path: Path, first: str, number: int, text: TextIO) -> FileRecords:
     try:
-        headers = [(separator, _header(first, separator)) for separator in _SEPARATORS]
+        separator, names = _header(first)
     except csv.Error as error:
         raise BadInput(f"{path}, line {number} is damaged: {error}.") from None
-    separator, names = max(headers, key=lambda each: recognised(each[1]))
     if not recognised(names) and all(re.fullmatch(r"[-+\d.,:;eETZ /\t|]*", name) for name in names):
         raise BadInput(
             f"{path}, line {number} has values in the place of the names of columns: {first.strip()[:80]}. Put a line "
@@ -102,8 +114,21 @@ def _of_csv(path: Path, first: str, number: int, text: TextIO) -> FileRecords:
     return FileRecords(path, tuple(names), _csv_rows(path, number, text, separator))
 
 
-def _header(line: str, separator: str) -> list[str]:
-    return [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+def _is_preface(line: str) -> bool:
+    """True for a line before the names of columns: a comment, or the name of the separator."""
+    if line.startswith("#"):
+        return recognised(_header(line[:_CHUNK])[1]) < 2
+    return _SEPARATOR_LINE.fullmatch(line) is not None
+
+
+def _header(line: str) -> tuple[str, list[str]]:
+    """The separator with which a line has the most known names of columns, and its names; they may follow a `#`."""
+    line = re.sub(r"^\s*#+", "", line)
+    headers = (
+        (separator, [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))])
+        for separator in _SEPARATORS
+    )
+    return max(headers, key=lambda each: recognised(each[1]))
 
 
 def _csv_rows(path: Path, number: int, text: TextIO, separator: str) -> Iterator[tuple[int, list[str]]]:
@@ -113,9 +138,14 @@ def _csv_rows(path: Path, number: int, text: TextIO, separator: str) -> Iterator
     try:
         for row in rows:
             if any(map(str.strip, row)):
-                yield number + rows.line_num, [cell.replace(",", ".") for cell in row] if has_commas else row
+                yield number + rows.line_num, [*map(_with_points, row)] if has_commas else row
     except csv.Error as error:
         raise BadInput(f"{path}, line {number + rows.line_num} is damaged: {error}.") from None
+
+
+def _with_points(cell: str) -> str:
+    """The cell with decimal points in the place of commas, unless it is a list."""
+    return cell if cell.startswith("[") else cell.replace(",", ".")
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -126,17 +156,24 @@ def _of_values(path: Path, values: Iterator[tuple[int, Any]]) -> FileRecords:
     if first is None:
         raise BadInput(f"{path} is empty: it has no requests.")
     line, begin = first
-    values = chain([first], values)
     if not isinstance(begin, dict):
-        return FileRecords(path, (), values, are_objects=True)
+        return FileRecords(path, (), chain([first], values), are_objects=True)
     lists = [name for name, value in begin.items() if isinstance(value, list) and plain(name) != "hashids"]
     if recognised(lists) > 1:
         columns = tuple(name for name in lists if recognised([name]))
-        return FileRecords(path, columns, _rows_of_columns(path, columns, values))
+        return FileRecords(path, columns, _rows_of_columns(path, columns, chain([first], values)))
+    examined = [first, *islice(values, _EXAMINED - 1)]
     inner = [value for value in begin.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
-    if not recognised([*begin]) and len(inner) == 1:
-        return FileRecords(path, tuple(inner[0][0]), ((line, each) for each in inner[0]), are_objects=True)
-    return FileRecords(path, tuple(begin), values, are_objects=True)
+    if len(examined) == len(inner) == 1 and recognised([*begin], NEEDED) < 2:
+        columns = _members(inner[0][:_EXAMINED])
+        return FileRecords(path, columns, ((line, each) for each in inner[0]), are_objects=True)
+    columns = _members(value for _, value in examined)
+    return FileRecords(path, columns, chain(examined, values), are_objects=True)
+
+
+def _members(values: Iterable[Any]) -> tuple[str, ...]:
+    """The names of the members of all objects, in the order in which they come."""
+    return tuple(dict.fromkeys(name for value in values if isinstance(value, dict) for name in value))
 
 
 def _rows_of_columns(

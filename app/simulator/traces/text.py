@@ -14,7 +14,7 @@ from typing import IO, Any, TextIO
 
 from app.simulator.errors import BadInput
 
-_PEEKED = 8
+_PEEKED = 512
 """The bytes at the beginning of a file that show its kind."""
 
 
@@ -30,6 +30,8 @@ def _open_zstd(raw: IO[bytes]) -> Any:
 _COMPRESSED: tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"\x28\xb5\x2f\xfd", _open_zstd),
+    # Frames to skip, with which the files of pzstd begin.
+    *((bytes([first]) + b"\x2a\x4d\x18", _open_zstd) for first in range(0x50, 0x60)),
     (b"\xfd7zXZ\x00", lzma.open),
     (b"BZh", bz2.open),
 )
@@ -47,6 +49,9 @@ _UNREADABLE: tuple[tuple[bytes, str], ...] = (
     (b"SQLite", "a SQLite database: write the table as CSV first"),
 )
 """The first bytes of known files that are not read, and a description of each with a remedy."""
+
+_TAR_AT = 257
+"""The place of the mark of a tar archive."""
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
@@ -83,6 +88,10 @@ def _text(path: Path, raw: io.BufferedReader) -> TextIO:
     for magic, reader in _COMPRESSED:
         if begin.startswith(magic):
             data = io.BufferedReader(reader(raw))
-    begin = data.peek(_PEEKED)
+    begin = data.peek(_PEEKED)[:_PEEKED]
     encoding = next((name for mark, name in _MARKS if begin.startswith(mark)), "utf-8")
+    if begin[_TAR_AT:].startswith(b"ustar"):
+        raise BadInput(f"{path} is a tar archive: unpack it first.")
+    if encoding != "utf-16" and b"\0" in begin:
+        raise BadInput(f"{path} is no text, or UTF-16 without a byte order mark: save it as UTF-8.")
     return io.TextIOWrapper(data, encoding=encoding, newline="")

@@ -1,9 +1,9 @@
 """Reads the requests of a trace: their times from the first request on, their lengths, and an account of the rest.
 
-Of a window, no more is read than needed: the reader stops after a block of rows that all begin later.
+Of a window, no more is read than needed: the reader stops after a block of rows that are all later.
 
-    failed calls      calls with an error, or without an answer: dropped
-    duplicates        requests that equal another one in everything, its time included: dropped if times
+    failed calls      calls with an error or the status of one, or without an answer: dropped
+    duplicates        requests that equal another one in time, lengths, ids and names of blocks: dropped if times
                       distinguish the requests of this trace, so that equal ones are no coincidence; else kept
     empty prompts     get one token
     turns             requests with a delay after the answer before in the place of a time, as in aiperf's sessions:
@@ -54,7 +54,8 @@ class TraceAccount:
     """The format of a file, its columns, the unit of its times, the number of its rows, and the changed requests.
 
     `begins` is the date and time of the first request, if the file has it. `read_to_line` is the last line that was
-    read, if the rest begins after the window.
+    read, if the rows before it are later than the window. With `unit_is_guess`, the values of the times decided about
+    their unit, or make it doubtful.
     """
 
     format: str
@@ -63,6 +64,7 @@ class TraceAccount:
     rows: int
     begins: str | None = None
     read_to_line: int | None = None
+    unit_is_guess: bool = False
     changes: tuple[Change, ...] = ()
 
 
@@ -98,6 +100,8 @@ def read_trace_file(
     """
     with opened_text(path) as text:
         records = read_records(path, text)
+        if "request_throughput" in records.columns:
+            raise BadInput(f"{path} has only totals: vllm bench serve writes its requests with --save-detailed.")
         found = found_columns(records.columns)
         if missing := [c for c in NEEDED if found.columns[c] is None and (needs_times or c is not TraceColumn.TIME)]:
             raise _no_trace(records, missing)
@@ -107,8 +111,11 @@ def read_trace_file(
 
 
 def _no_trace(records: FileRecords, missing: Iterable[TraceColumn]) -> BadInput:
-    if "request_throughput" in records.columns:
-        return BadInput(f"{records.path} has only totals: vllm bench serve writes its requests with --save-detailed.")
+    if {"input_lens", "output_lens"} <= {*records.columns}:
+        return BadInput(
+            f"{records.path} has no start_times, and so no arrival times: vllm bench serve of vLLM 0.32 writes them "
+            "with --save-detailed."
+        )
     lacking = " and no ".join(_DESCRIBED[column] for column in missing)
     return BadInput(f"{records.path} is no trace: it has no {lacking}. {records.found}")
 
@@ -149,6 +156,7 @@ def _trace(rows: TraceRows, window: ReadWindow) -> FileTrace:
             rows.count,
             shown(begins / per_second) if column.are_unix else None,
             rows.read_to_line,
+            column.unit_is_guess,
             tuple(changes),
         ),
     )
@@ -171,6 +179,7 @@ def _changes(rows: TraceRows, places: Sequence[int]) -> tuple[set[int], Iterator
         ("out of order: sorted by time", rows.late),
         ("without prompt tokens: one is assumed", rows.empty),
         ("with fractions of tokens: rounded", rounded),
+        ("hash_ids that are no list of whole numbers from 0 on: ignored", rows.unnamed),
         ("turns after a delay: the conversation before is part of their prompts", rows.turns),
     )
     requests = max(1, rows.count)
@@ -199,11 +208,10 @@ def _duplicates(rows: TraceRows, places: Sequence[int]) -> tuple[set[int], bool]
 def _content(rows: TraceRows, place: int) -> tuple[object, ...]:
     """The facts about a request beside its time."""
     number = rows.numbers[place]
-    names = rows.names.get(number)
     return (
         rows.prompts[place],
         rows.outputs[place],
-        None if names is None else names.tobytes(),
+        rows.identities[place],
         rows.classes.get(number),
         rows.sessions.get(number),
     )

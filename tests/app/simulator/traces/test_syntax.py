@@ -2,9 +2,11 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
+import tarfile
 from pathlib import Path
 from threading import Thread
 
@@ -19,10 +21,22 @@ PLAIN = OWN.encode()
 ROWS = objects(lambda n, r: {"arrival_s": r[0] / 1000, "prompt_tokens": r[1], "output_tokens": r[2]})
 HEADER = "arrival_s,prompt_tokens,output_tokens"
 
+
+def archive() -> bytes:
+    """A tar archive."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        member = tarfile.TarInfo("trace.csv")
+        member.size = len(PLAIN)
+        tar.addfile(member, io.BytesIO(PLAIN))
+    return content.getvalue()
+
+
 CONTENTS = {
     "gz": gzip.compress(PLAIN),
     "two members of gz": gzip.compress(PLAIN[:300]) + gzip.compress(PLAIN[300:]),
     "zst": zstd.compress(PLAIN),
+    "zst after a frame to skip": b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + zstd.compress(PLAIN),
     "xz": lzma.compress(PLAIN),
     "bz2": bz2.compress(PLAIN),
     "byte order mark": b"\xef\xbb\xbf" + PLAIN,
@@ -36,6 +50,13 @@ CONTENTS = {
     "tabs": PLAIN.replace(b",", b"\t"),
     "bars": PLAIN.replace(b",", b"|"),
     "spaces": PLAIN.replace(b",", b" , "),
+    "blanks": PLAIN.replace(b",", b" "),
+    "runs of blanks": b"  " + PLAIN.replace(b",", b"   ").replace(b"\n", b" \n   "),
+    "the name of the separator": b"sep=;\r\n" + PLAIN.replace(b",", b";"),
+    "comments": b'# made by hand\n\n#time and tokens, "raw\n' + PLAIN,
+    "a header in a comment": b"# " + PLAIN,
+    "a header in a comment, after another one": b"# made by hand\n# " + PLAIN.replace(b",", b" "),
+    "long cells": table(f"text,{HEADER}", lambda n, r: ("x\n" * 100_000, r[0] / 1000, *r[1:])).encode(),
     "quotes": "".join(",".join(f'"{cell}"' for cell in row.split(",")) + "\n" for row in OWN.split()).encode(),
     "upper case": PLAIN.replace(b"arrival_s", b"ARRIVAL_S"),
     "floats": table(HEADER, lambda n, r: (r[0] / 1000, float(r[1]), f"{r[2]}.0")).encode(),
@@ -45,6 +66,7 @@ CONTENTS = {
     "another order and other columns": table(
         "output_tokens,note,arrival_s,prompt_tokens", lambda n, r: (r[2], "a,\nb", r[0] / 1000, r[1])
     ).encode(),
+    "JSON lines after a failed call": b'{"arrival_s": 0, "error": "timeout"}\n' * 99 + lines(ROWS).encode(),
     "JSON lines": lines(ROWS).encode(),
     "JSON lines with a mark, blank lines and CRLF": b"\xef\xbb\xbf\r\n"
     + lines(ROWS).replace("\n", "\r\n\r\n").encode(),
@@ -84,6 +106,12 @@ DAMAGED = {
     "zst cut off": (zstd.compress(PLAIN)[:-9], "is damaged"),
     "zst broken": (zstd.compress(PLAIN)[:4] + b"xx", "is damaged"),
     "xz cut off": (lzma.compress(PLAIN)[:-9], "is damaged"),
+    "tar": (gzip.compress(archive()), "is a tar archive: unpack it first"),
+    "UTF-16 without a mark": (OWN.encode("utf-16-le"), "is no text, or UTF-16 without a byte order mark"),
+    "endless quote": (
+        f'{HEADER}\n1,2,"3'.encode() + b"\n" * ((1 << 24) + 9),
+        "is damaged: field larger than field limit",
+    ),
     "binary": (b"a,b\n\xff,2\n", "is damaged, or no text"),
     "Parquet": (b"PAR1\x15\x04", "is a Parquet file: write it as CSV first"),
     "ZIP": (b"PK\x03\x04", "is a ZIP archive or a spreadsheet"),
@@ -104,6 +132,7 @@ DAMAGED = {
     ),
     "short row": (f"{HEADER}\n1,2\n".encode(), "line 2: output_tokens is missing"),
     "word": (f"{HEADER}\n1,ten,3\n".encode(), "line 2: prompt_tokens is no number: ten"),
+    "NUL": (HEADER.encode() + b"\n1,2,3" * 99 + b"\n1,\0,3\n", r"line 101: prompt_tokens is no number: \?"),
     "negative": (f"{HEADER}\n1,-2,3\n".encode(), "line 2: prompt_tokens is negative: -2"),
     "negative time": (f"{HEADER}\n-1,2,3\n".encode(), "line 2: arrival_s is negative: -1"),
     "NaN": (f"{HEADER}\n1,nan,3\n".encode(), "line 2: prompt_tokens is not a finite number: nan"),
