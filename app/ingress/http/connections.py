@@ -40,7 +40,7 @@ _LOG_EVERY_S = 60.0
 _BYTES_ACKED = struct.Struct("=120xQ")
 """`tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 _LARGEST_BUFFER = 8 << 20
-"""What a client's kernel holds at most; Linux's default is 6 MiB."""
+"""The largest buffer of a client's kernel that is allowed for, in bytes; Linux's default maximum is 6 MiB."""
 _STEPS = 16
 """The steps in which a kernel whose buffer was full acknowledges what is read."""
 

@@ -76,7 +76,7 @@ SCORES: dict[str, Any] = {"query": "Hi", "items": ["a", "b"], "label_token_ids":
 """A small valid body for that one. The replicas here have logprobs of no such tokens."""
 VALID = {**BODIES, SCORING: SCORES}
 
-CPU_S = 1.5
+CPU_S = 5.0
 MEMORY = 300 << 20
 """Bounds of what one hostile request may cost the ingress's process."""
 

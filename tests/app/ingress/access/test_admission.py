@@ -91,7 +91,7 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     operators |= {"/mell/cache/match", "/mell/cache/copy", "/mell/cache/pin", "/mell/cache"}
     operators |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     page = {"/mell/", "/mell/assets/{name}"}
-    assert paths == operators | page | {"/health", "/ping", "/load", "/live", "/version", "/metrics"}
+    assert paths == operators | page | {"/health", "/ping", "/load", "/live", "/version", "/metrics", "/openapi.json"}
 
 
 async def test_api_keys_and_the_admin_key_are_distinct() -> None:
