@@ -224,7 +224,8 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
     """A stream on the donor holds the prefix, and others fill the donor: the rest of the prompt has no room there.
 
-    The last ones are small, since a donor holds a prefix only while it has a free block, and all streams grow.
+    The last ones are small, since a donor holds a prefix only while it has a free block, and all streams grow. Tests of
+    copies that stand still come later: the scheduler would compute the prefix for a while, instead of copying it.
     """
     blocks = 90
     shared = prompt(blocks * BLOCK + 8, "fetched")
