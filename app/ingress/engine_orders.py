@@ -5,11 +5,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from app.ingress.errors import ApiError
+from deployments.api.calls import PinAnswer, PinRefusal
 from deployments.api.protocols import CacheApi, CopyApi, RemoteReplicas, UtilityApi
 from deployments.engine.port import ProfileSession
 from deployments.serve.membership import Membership
 from migration.concurrency import settle
-from migration.pool import PinAnswer, PinRefusal
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec

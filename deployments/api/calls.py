@@ -1,12 +1,13 @@
 """Arguments and results of calls between deployments."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, NoReplica, Place, Queue
-from policies.model import ReplicaId
+from policies.model import Blocks, ReplicaId
 from policies.plan import Move
 from policies.prefix.copies import Fetch
 
@@ -76,3 +77,20 @@ class MoveRejected:
 
 
 MoveAnswer = MoveAccepted | MoveRejected
+
+
+class PinRefusal(StrEnum):
+    """The reason why nothing was pinned."""
+
+    NO_TIER = "no_tier"
+    UNKNOWN = "unknown"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class PinAnswer:
+    """The number of pinned blocks, or the reason why there are none, and its text."""
+
+    blocks: Blocks = Blocks(0)
+    refusal: PinRefusal | None = None
+    why: str = ""

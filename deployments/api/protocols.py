@@ -7,12 +7,11 @@ Every call raises PeerLost if the replica is dead or unreachable, besides the ex
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from deployments.api.calls import MoveAnswer, PlaceAnswer, PlaceCall, Submission
+from deployments.api.calls import MoveAnswer, PinAnswer, PlaceAnswer, PlaceCall, Submission
 from deployments.api.report import ReplicaReport
 from deployments.channels.wire import Batch, ChannelOffer, Failure, methods_of
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
-from migration.pool import PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
@@ -135,7 +134,7 @@ class CacheApi(Protocol):
         ...
 
     async def pin_blocks(self, names: tuple[int, ...], ttl_s: float) -> PinAnswer:
-        """Keep a prefix in the host's memory for a time; 0 ends its pin. Raises TransferFailed: see `MemPool.pin`."""
+        """Keep a prefix in the host's memory for a time; 0 ends its pin. Raises TransferFailed: see `Pins.pin`."""
         ...
 
 
@@ -159,7 +158,13 @@ class CopyApi(Protocol):
     """An engine replica as the donor of copies, for operators, the scheduler and other replicas."""
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
-        """See `MemPool.transfer_with_insert`."""
+        """Copy a prefix into another replica's prefix cache; the record of the copy's end, also of a failure.
+
+        Both replicas keep what they need for it under leases.
+
+        Raises:
+            Refused: `to` is this replica, the copy is under way already, or too many are.
+        """
         ...
 
 

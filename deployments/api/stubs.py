@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.calls import MoveAnswer, PlaceCall, Submission
+from deployments.api.calls import MoveAnswer, PinAnswer, PlaceCall, Submission
 from deployments.api.protocols import (
     CHANNEL_METHODS,
     CONTROL_METHODS,
@@ -33,7 +33,6 @@ from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles, Unrouted
-from migration.pool import PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest

@@ -305,10 +305,6 @@ class PacedEngine:
         """See `Engine.unpin`."""
         raise TransferFailed(_NO_TIER)
 
-    async def swap_out(self, count: Blocks) -> Blocks:
-        """See `Engine.swap_out`."""
-        raise TransferFailed(_NO_TIER)
-
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""
         raise ProfilerUnavailable("a paced engine has no profiler")

@@ -202,13 +202,6 @@ class Engine(BlockStore, PrefixHolds, Protocol):
         """End a pin; return the number of its blocks, 0 for an unknown one. Raises TransferFailed as `pin`."""
         ...
 
-    async def swap_out(self, count: Blocks) -> Blocks:
-        """Have free blocks leave the accelerator's memory, the oldest of those that the tier of host memory has.
-
-        Returns their number. Raises TransferFailed as `pin`.
-        """
-        ...
-
     async def start_profile(self, session: ProfileSession) -> None:
         """Start the engine's profiler.
 

@@ -469,10 +469,6 @@ class VllmEngine:
         """See `Engine.unpin`."""
         return await self._ordered_of_tier({"mell_unpin": pin})
 
-    async def swap_out(self, count: Blocks) -> Blocks:
-        """See `Engine.swap_out`."""
-        return await self._ordered_of_tier({"mell_swap_out": count}) if count else count
-
     async def _ordered_of_tier(self, transfer: Mapping[str, Any]) -> Blocks:
         """The reply to an order to the tier of host memory. Raises TransferFailed."""
         if not self.host_blocks:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util import get_node_ip_address
 
-from deployments.api.calls import Submission
+from deployments.api.calls import PinAnswer, Submission
 from deployments.api.protocols import CONTROL_METHODS, PEER_METHODS, ChannelApi, EngineApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import engines, scheduler_client
@@ -38,7 +38,7 @@ from deployments.replica.prefix_cache.contexts import BYTES_PER_TOKEN, PastConte
 from deployments.replica.prefix_cache.copies import Copies
 from deployments.replica.prefix_cache.evacuation import Evacuator, LastCopies
 from deployments.replica.prefix_cache.fetching import Fetches
-from deployments.replica.prefix_cache.pool import ReplicaPool
+from deployments.replica.prefix_cache.pins import Pins
 from deployments.replica.prefix_cache.recomputing import Recomputation
 from deployments.replica.prefix_cache.returning import Returns
 from deployments.replica.reporting import ReplicaReporter
@@ -50,7 +50,6 @@ from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_app, own_id, own_node
 from deployments.serve.scaling import REQUESTS
 from migration.concurrency import repeat
-from migration.pool import MemPool, PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.ports import PeerGroups
@@ -122,14 +121,12 @@ class EngineReplica:
         self._moves = Moves(world, self._host, self._peer, migration.lease_s, self._notify_record)
         self._copies = Copies(world, self._engine, self._peer, migration.lease_s, self._notify_copy)
         self._fetches = Fetches(self._host, self._moves, self._copy_here)
-        self._pool = ReplicaPool(
-            self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
-        )
-        self._returns = Returns(self._id, self._pool.transfer_with_insert, self._returns_wait, time.monotonic)
+        self._pins = Pins(self._engine, engine.pin_share)
+        self._returns = Returns(self._id, self._copies.copy, self._returns_wait, time.monotonic)
         self._host.on_context = self._returns.add
-        self._evacuator = Evacuator(self._engine, contexts, self._pool.transfer_with_insert, time.monotonic)
+        self._evacuator = Evacuator(self._engine, contexts, self._copies.copy, time.monotonic)
         self._peer_calls = PeerCalls(
-            self._id, self._moves, self._pool, self._lacks, self._engine, migration.limits.adopt_s
+            self._id, self._moves, self._copies, self._lacks, self._engine, migration.limits.adopt_s
         )
         self._peers = PeerConnections(self._id, self._links.open, self._forget)
         self._membership = ServeMembership("Engine", own_app(), f"engine-{self._id}", self._peers_changed)
@@ -327,7 +324,7 @@ class EngineReplica:
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """See `ControlApi.move`."""
         self._check_fence(fence)
-        return self._pool.transfer(order, target)
+        return self._moves.start(order, target)
 
     async def drain(self, fence: int) -> None:
         """See `ControlApi.drain`."""
@@ -367,15 +364,15 @@ class EngineReplica:
 
     async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
         """See `CacheApi.delete_blocks`."""
-        return await self._pool.delete(names)
+        return await self._pins.delete(names)
 
     async def pin_blocks(self, names: tuple[int, ...], ttl_s: float) -> PinAnswer:
         """See `CacheApi.pin_blocks`."""
-        return await self._pool.pin(names, ttl_s)
+        return await self._pins.pin(names, ttl_s)
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""
-        return await self._pool.reset(self._utilities.reset_prefix_cache)
+        return await self._pins.reset(self._utilities.reset_prefix_cache)
 
     async def start_profile(self, session: ProfileSession) -> str | None:
         """See `UtilityApi.start_profile`."""
@@ -408,7 +405,7 @@ class EngineReplica:
         partial = host.partial_blocks(stats.block_size)
         engine = self._engine
         return cache_report(
-            engine.mirror, total, stats.free_blocks, partial, host.prompts, engine.host_blocks, self._pool.pinned
+            engine.mirror, total, stats.free_blocks, partial, host.prompts, engine.host_blocks, self._pins.pinned
         )
 
     def _load(self) -> ReplicaLoad:
@@ -476,7 +473,6 @@ class EngineReplica:
 if TYPE_CHECKING:
     _offers: type[EngineApi] = EngineReplica
     _answers: type[ChannelApi] = EngineReplica
-    _pools: type[MemPool] = ReplicaPool
 
 
 def _engine_class(kind: str) -> Any:

@@ -319,13 +319,9 @@ class RequestHost:
         tokens = message.spec.prompt_tokens + len(message.outputs)
         if self._left() < tokens:
             tokens -= self._shared(message.spec, message.outputs)
-        self.require_room(tokens)
-        return Tokens(tokens)
-
-    def require_room(self, tokens: int) -> None:
-        """Raise Refused unless there is room for that many tokens beside all reservations."""
         if self._left() < tokens:
             raise Refused(f"no room for {tokens} tokens", Cause.NO_ROOM)
+        return Tokens(tokens)
 
     def reserve(self, migration: str, tokens: Tokens) -> None:
         """See `TargetHost.reserve`."""

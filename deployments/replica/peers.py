@@ -14,7 +14,7 @@ from deployments.channels.links import CallLinks
 from deployments.engine.port import Engine
 from deployments.replica.ingress_channels import Lacks
 from deployments.replica.moves import Moves
-from deployments.replica.prefix_cache.pool import ReplicaPool
+from deployments.replica.prefix_cache.copies import Copies
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
@@ -75,12 +75,12 @@ class PeerCalls:
     """Implements `PeerApi`: takes the calls of other replicas."""
 
     def __init__(
-        self, own: ReplicaId, moves: Moves, pool: ReplicaPool, lacks: Lacks, engine: Engine, adopt_s: float
+        self, own: ReplicaId, moves: Moves, copies: Copies, lacks: Lacks, engine: Engine, adopt_s: float
     ) -> None:
         """A grammar that the engine has not compiled within `adopt_s` seconds is not continued here."""
         self.id = own
         self._moves = moves
-        self._pool = pool
+        self._copies = copies
         self._lacks = lacks
         self._engine = engine
         self._adopt_s = adopt_s
@@ -90,7 +90,7 @@ class PeerCalls:
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
         await self._load_adapter(order.spec)
-        return await self._pool.transfer_with_insert(order, to)
+        return await self._copies.copy(order, to)
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""

@@ -12,7 +12,7 @@ an event of its own.
 
 import array
 import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -107,21 +107,6 @@ def pool_contents(pool: Any, host: Iterable[bytes] = ()) -> PoolContents:
     """
     keys = [block.block_hash for block in pool.blocks]
     return PoolContents(b"".join([key_name(key) for key in keys if key is not None]), b"".join(host))
-
-
-def swap_out(pool: Any, host: Container[bytes], count: int) -> int:
-    """Remove up to `count` free blocks that are among those of the host from vLLM's cache, the oldest first.
-
-    Returns their number.
-    """
-    found: set[int] = set()
-    for block in pool.free_block_queue.get_all_free_blocks():
-        if len(found) == count:
-            break
-        if block.block_hash is not None and key_name(block.block_hash) in host:
-            found.add(block.block_id)
-    pool.evict_blocks(found)
-    return len(found)
 
 
 def delete_blocks(pool: Any, names: bytes | None) -> int:

@@ -27,7 +27,7 @@ from policies.prefix.evacuation import CachedContext, ContextCopy
 log = logging.getLogger("ray.serve")
 
 Copy = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
-"""Copies a prefix to another replica. Raises MigrationError, as `MemPool.transfer_with_insert`."""
+"""Copies a prefix to another replica. Raises MigrationError, as `Copies.copy`."""
 
 _ENDING_S = 2.0
 """The last part of the grace period, in seconds, in which nothing is copied: the engine ends."""

@@ -20,7 +20,7 @@ LEAST_S = 0.1
 """The least deadline of a copy, in seconds: shorter ones are in the noise of a busy machine."""
 
 CopyHere = Callable[[ReplicaId, CopyOrder], Awaitable[CopyRecord]]
-"""Has a donor copy a prefix to this replica. Raises MigrationError, as `MemPool.transfer_with_insert`."""
+"""Has a donor copy a prefix to this replica. Raises MigrationError, as `CopyApi.copy_prefix`."""
 
 
 class Fetches:

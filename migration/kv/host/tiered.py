@@ -11,8 +11,7 @@ steps' messages. vLLM has a connector of several others (`MultiConnector`); this
     events             the names of the tier's blocks, in the batches and the contents that have those of the pool
 
 Beside those of `MellConnector`, a request may have the parameters "mell_pin": the `PinnedBlocks` as a mapping;
-"mell_unpin": str, the name of a pin that ends; "mell_swap_out": int, the number of free blocks that leave the pool and
-stay in the tier. The reply is the number of blocks.
+"mell_unpin": str, the name of a pin that ends. The reply is the number of blocks.
 
 What the tier keeps is written through: each full block, of prompt and output, as soon as it is computed. A request
 finds it when the prefix cache has lost it: after an eviction, or after its own preemption.
@@ -36,7 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from migration.kv.cache_events import PoolContents, pool_contents, split_names, swap_out
+from migration.kv.cache_events import PoolContents, pool_contents, split_names
 from migration.kv.connector import MellConnector, StepMetadata, StepReport, why_unmirrored
 from migration.kv.host.host_tier import HostTierManager, HostTierWorker
 
@@ -137,8 +136,6 @@ class TieredConnector(MellConnector):
             self._replies[id] = self._manager.pin(wanted.pin, split_names(wanted.names))
         if unpin := params.get("mell_unpin"):
             self._replies[id] = self._manager.unpin(unpin)
-        if count := params.get("mell_swap_out"):
-            self._replies[id] = swap_out(self._kv_cache_manager.block_pool, self._manager, count)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """As `MellConnector`'s, or else the tokens that the tier has: all but the last, as in the prefix cache."""

@@ -31,12 +31,11 @@ from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
 from app.settings import IngressSettings
-from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall, Submission
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PinAnswer, PinRefusal, PlaceCall, Submission
 from deployments.channels.wire import Batch
 from deployments.engine.port import ProfileSession, Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
-from migration.pool import PinAnswer, PinRefusal
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed

@@ -336,10 +336,6 @@ class FakeEngine:
         """See `Engine.unpin`."""
         return Blocks(len(self.pins.pop(pin, ())))
 
-    async def swap_out(self, count: Blocks) -> Blocks:
-        """See `Engine.swap_out`."""
-        raise TransferFailed("a fake engine has one tier")
-
     @property
     def profiling(self) -> bool:
         """See `Engine.profiling`."""

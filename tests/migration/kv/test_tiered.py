@@ -169,26 +169,6 @@ def test_deleted_blocks_are_in_neither_tier() -> None:
     assert made.contents() == {"hbm": [], "dram": []}
 
 
-def test_blocks_leave_the_pool_and_stay_in_the_tier() -> None:
-    from tests.migration.kv.scheduled import expected
-
-    made = engine(40, 200)
-    ask(made, "first", PROMPT, 2)
-    before = made.contents()
-    made.add("order", [1], 1, mell_swap_out=3)
-    run(made, 3)
-    left = made.contents()
-    assert len(before["hbm"]) - len(left["hbm"]) == 3 and left["dram"] == before["dram"]
-    assert made.mirror.hbm.blocks == len(left["hbm"]) and made.mirror.dram.blocks == len(left["dram"])
-    assert ask(made, "second", PROMPT, 2) == (expected(PROMPT, 2), 28), "the tier has the others"
-    name = made.add("named", PROMPT, 1).block_hashes[0][-8:]
-    made.abort("named")
-    made.scheduler.connector._manager.delete([name])
-    made.add("another order", [1], 1, mell_swap_out=100)
-    run(made, 3)
-    assert made.contents()["hbm"] == [int.from_bytes(name, "big")], "a block that the tier lacks stays"
-
-
 def test_orders_to_the_tier_are_answered() -> None:
     from migration.kv.host.tiered import PinnedBlocks
 

@@ -1,28 +1,16 @@
-"""The MemPool of a replica on a fake engine: memory under leases, and blocks by their contexts."""
+"""Pins on a fake engine: what ends them, what they may hold, and calls that meet."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import pytest
 
-from deployments.engine.tokens import expected
-from deployments.replica.prefix_cache.pool import ReplicaPool
+from deployments.api.calls import PinAnswer, PinRefusal
+from deployments.replica.prefix_cache.pins import Pins
 from migration.kv.cache_events import HostStored, encode_names
-from migration.pool import MemPool, PinAnswer, PinRefusal
-from migration.protocol.errors import Refused, RequestGone, TransferFailed
-from migration.protocol.messages import PathRequest, SlotRef
-from migration.protocol.record import Outcome
-from migration.run.source import Order
-from policies.causes import Cause
-from policies.model import Blocks, ReplicaId, RequestId, Tokens
-from policies.plan import Reason
-from policies.prefix.tree import HeldPrefix
-from tests.deployments.engine.fake_engine import prompt_of
-from tests.migration.world import Pair, Replica, make_pair, spec
-
-PAGE = Path(__file__).parents[3] / "docs" / "caching.md"
+from migration.protocol.errors import TransferFailed
+from policies.model import Blocks
+from tests.migration.world import Pair, make_pair
 
 pytestmark = pytest.mark.virtual_time
 
@@ -35,83 +23,12 @@ async def pair() -> AsyncIterator[Pair]:
         reader.cancel()
 
 
-def pool_of(replica: Replica, lease_s: float = 5.0) -> ReplicaPool:
-    return ReplicaPool(replica.engine, replica.host, replica.moves, replica.copies, lease_s)
-
-
-async def staged(pair: Pair, count: int) -> list[SlotRef]:
-    """The first blocks of request "r", which runs on replica a, in a slot."""
-    with await pair.a.slots.lease() as slots:
-        shards = await pair.a.engine.gather("r.0", Blocks(0), Blocks(count), slots)
-    return [shard.slot for shard in shards]
-
-
-# --- memory -------------------------------------------------------------------------------------------
-
-
-async def test_memory_is_kept_until_it_is_given_back(pair: Pair) -> None:
-    pool = pool_of(pair.a)
-    pool.alloc_mem("one", Tokens(40))
-    assert pair.a.host.reserved_tokens == 40
-    pool.free_mem("one")
-    assert pair.a.host.reserved_tokens == 0
-    pool.free_mem("one")
-
-
-async def test_memory_becomes_free_with_its_lease(pair: Pair) -> None:
-    pool = pool_of(pair.a, lease_s=2.0)
-    pool.alloc_mem("one", Tokens(40))
-    await asyncio.sleep(1.9)
-    assert pair.a.host.reserved_tokens == 40
-    await asyncio.sleep(0.2)
-    assert pair.a.host.reserved_tokens == 0
-    pool.alloc_mem("one", Tokens(40))
-    pool.free_mem("one")
-
-
-async def test_memory_that_is_not_there_is_refused(pair: Pair) -> None:
-    pool = pool_of(pair.a)
-    pair.a.room = 60
-    pool.alloc_mem("one", Tokens(40))
-    with pytest.raises(Refused, match="no room for 40 tokens") as full:
-        pool.alloc_mem("two", Tokens(40))
-    assert full.value.cause is Cause.NO_ROOM
-    with pytest.raises(Refused, match="memory of the name 'one' already"):
-        pool.alloc_mem("one", Tokens(1))
-    assert pair.a.host.reserved_tokens == 40
-    pool.free_mem("one")
-
-
-# --- index --------------------------------------------------------------------------------------------
-
-
-async def test_inserted_blocks_are_found_by_their_context_until_they_are_deleted(pair: Pair) -> None:
-    request, pool = spec(), pool_of(pair.b)
-    cursor = pair.submit(request)
-    await pair.until(cursor, 2)
-    assert pool.match(request) == HeldPrefix(0)
-    slots = await staged(pair, 8)
-    with pytest.raises(TransferFailed):  # The slot was given back, and has another ticket.
-        await pool.insert("i-0", request, (), Blocks(0), slots, Blocks(8))
-    with await pair.a.slots.lease() as leased:
-        shards = await pair.a.engine.gather("r.0", Blocks(0), Blocks(8), leased)
-        await pool.insert("i-1", request, (), Blocks(0), [shard.slot for shard in shards], Blocks(8))
-    assert pool.match(request) == HeldPrefix(8)
-    assert pool.match(spec("other")) == HeldPrefix(0)
-    names = list(pair.b.engine.mirror.hbm.counts)
-    assert await pool.delete(names[2:3]) == 1 and pool.match(request) == HeldPrefix(2)
-    assert await pool.delete(None) == 7 and pool.match(request) == HeldPrefix(0)
-
-
-# --- pins ---------------------------------------------------------------------------------------------
-
-
-def with_host(pair: Pair, names: list[int], blocks: int = 40) -> ReplicaPool:
-    """The pool of a replica whose host has blocks of these names, and room for `blocks`."""
+def with_host(pair: Pair, names: list[int], blocks: int = 40) -> Pins:
+    """The pins of a replica whose host has blocks of these names, and room for `blocks`."""
     engine = pair.a.engine
     engine.host_blocks = Blocks(blocks)
     engine.mirror.take(engine.mirror.version + 1, [HostStored(encode_names(names))])
-    return pool_of(pair.a)
+    return Pins(engine)
 
 
 async def test_pin_ends_by_itself_or_by_an_order(pair: Pair) -> None:
@@ -136,7 +53,7 @@ async def test_pin_is_renewed_by_a_later_one(pair: Pair) -> None:
 
 
 async def test_nothing_is_pinned_without_a_tier_a_known_block_or_a_budget(pair: Pair) -> None:
-    assert (await pool_of(pair.a).pin([1], 5.0)).refusal is PinRefusal.NO_TIER
+    assert (await Pins(pair.a.engine).pin([1], 5.0)).refusal is PinRefusal.NO_TIER
     pool = with_host(pair, list(range(1, 31)))
     assert (await pool.pin([31, 1], 5.0)).refusal is PinRefusal.UNKNOWN
     await pool.pin(list(range(1, 9)), 5.0)
@@ -257,30 +174,3 @@ async def test_pins_of_deleted_blocks_end(pair: Pair) -> None:
     assert pool.pinned == 1
     await pool.delete(None)
     assert pool.pinned == 0 and pair.a.engine.pins == {}
-
-
-# --- transfer -----------------------------------------------------------------------------------------
-
-
-async def test_transferred_request_goes_on_with_its_blocks(pair: Pair) -> None:
-    request = spec()
-    cursor = pair.submit(request)
-    await pair.until(cursor, 10)
-    pool_of(pair.a).transfer(Order("t", request.id, PathRequest.KV, Reason.MANUAL), pair.b.id)
-    record = await pair.settled()
-    assert record.outcome is Outcome.COMMITTED and pair.b.engine.blocks_loaded == record.blocks
-    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
-
-
-async def test_request_that_is_not_here_is_not_transferred(pair: Pair) -> None:
-    with pytest.raises(RequestGone):
-        pool_of(pair.a).transfer(Order("t", RequestId("r"), PathRequest.KV, Reason.MANUAL), ReplicaId("b"))
-
-
-# --- documentation ------------------------------------------------------------------------------------
-
-
-def test_page_has_exactly_the_calls_of_the_port() -> None:
-    section = PAGE.read_text().split("## MemPool")[1].split("\n## ")[0]
-    calls = {name for name in vars(MemPool) if not name.startswith("_")}
-    assert set(re.findall(r"`([a-z_]+)\(", section)) == calls
