@@ -96,10 +96,10 @@ class ReplicaLoad:
 
     @property
     def free_tokens(self) -> Tokens:
-        """Tokens that fit into the free blocks."""
-        return Tokens(max(0, self.free_blocks) * self.block_size)
+        """Tokens that fit into the free blocks, below zero as these are."""
+        return Tokens(self.free_blocks * self.block_size)
 
     @property
     def used_tokens(self) -> Tokens:
         """Tokens in blocks that are not free."""
-        return Tokens(max(0, self.capacity_tokens - self.free_blocks * self.block_size))
+        return Tokens(max(0, self.capacity_tokens - self.free_tokens))
