@@ -84,12 +84,16 @@ async def scraping(application: Application, folder: Path) -> AsyncIterator[Prom
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as http:
             made = Prometheus(http)
 
-            async def up() -> bool:
+            async def ready() -> bool:
                 try:
-                    return await made.value("up") == 1
+                    return (await http.get("/-/ready")).status_code == 200
                 except httpx.TransportError:
                     return False
 
+            async def up() -> bool:
+                return await made.value("up") == 1
+
+            await eventually(ready, 60)
             await eventually(up, 60)
             yield made
     finally:
