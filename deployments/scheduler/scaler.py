@@ -215,8 +215,8 @@ class ServeScaler:
         try:
             async with self._stopping:
                 stops = await retire(self._app, "Engine", replica, self._one_less())
-        except MigrationError as error:
-            log.warning("replica %s is not closed: %s", replica, error)
+        except Exception as error:
+            log.warning("replica %s is not closed: %r", replica, error)
             if not drained:
                 await self._reopen(replica, fence)
             return

@@ -29,7 +29,7 @@ class Coalescer(Generic[Item, Result]):
         self._workers: set[asyncio.Task[None]] = set()
 
     async def __call__(self, item: Item) -> Result:
-        """The item's result. Raises the item's exception, or that of the whole call."""
+        """The item's result. Raises the item's exception, or that of the whole call; CancelledError if it is cancelled."""
         lane = self._lane(item)
         if lane not in self._waiting:
             return await self._alone(lane, item)
@@ -63,6 +63,10 @@ class Coalescer(Generic[Item, Result]):
                     raise RuntimeError(f"{len(results)} results for {len(batch)} items")
             except Exception as error:
                 results = [error] * len(batch)
+            except BaseException:
+                for _, future in batch + self._waiting.pop(lane):
+                    future.cancel()
+                raise
             for (_, future), result in zip(batch, results, strict=True):
                 _settle(future, result)
         del self._waiting[lane]

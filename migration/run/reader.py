@@ -88,7 +88,7 @@ class ReaderRun:
         self._listener = listener
         self._world = world
         self._activity: asyncio.Task[None] | None = None
-        self._releasing: set[ReplicaId] = set()
+        self._releasing: set[ReleaseRequest] = set()
         self._taken = asyncio.Event()
         self._model: str | None = None
         self._avoided: set[ReplicaId] = set()
@@ -316,15 +316,15 @@ class ReaderRun:
 
     async def _release(self, request: ReleaseRequest) -> None:
         """A replica that misses it and still runs the request sends events, and gets it again."""
-        if request.replica in self._releasing:
+        if request in self._releasing:
             return
-        self._releasing.add(request.replica)
+        self._releasing.add(request)
         try:
             await self._world.hosts.release(request.replica, self.spec.id, request.hop)
         except Exception as error:
             log.info("request %s: %s did not get the order to end it: %s", self.spec.id, request.replica, error)
         finally:
-            self._releasing.discard(request.replica)
+            self._releasing.discard(request)
 
     def _background(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

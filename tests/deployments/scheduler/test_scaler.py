@@ -155,7 +155,7 @@ async def test_where_serve_does_not_know_how_the_number_is_lowered_and_the_repli
 AWAY = PeerLost("Serve's controller does not answer")
 
 
-@pytest.mark.parametrize("fault", [AWAY, Refused("Serve does not run it", Cause.NOT_RUNNING), None])
+@pytest.mark.parametrize("fault", [AWAY, Refused("Serve does not run it", Cause.NOT_RUNNING), KeyError("x"), None])
 async def test_however_often_closing_fails_the_number_falls_by_one_at_most(
     make: Callable[..., World], fault: Exception | None
 ) -> None:

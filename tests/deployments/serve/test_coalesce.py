@@ -1,7 +1,7 @@
 """Calls that come together travel together, and each gets its own result."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -94,6 +94,29 @@ async def test_a_cancelled_caller_disturbs_no_other() -> None:
     doubling.gate.set()
     assert await stays == 4
     assert await double(3) == 6
+
+
+async def test_a_cancelled_call_cancels_its_callers_and_no_later_ones() -> None:
+    doubling = Doubling()
+    doubling.gate.clear()
+    double: Coalescer[int, int] = Coalescer(cancelled_at(3, doubling))
+    asked = [asyncio.create_task(double(item)) for item in (1, 2, 3)]
+    await asyncio.sleep(0.01)
+    doubling.gate.set()
+    answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 1)
+    assert answers[0] == 2 and all(isinstance(answer, asyncio.CancelledError) for answer in answers[1:])
+    assert await asyncio.wait_for(double(4), 1) == 8
+
+
+def cancelled_at(stop: int, call: Doubling) -> Callable[[tuple[int, ...]], Awaitable[Sequence[int | Exception]]]:
+    """As `call`, but what it waits for is cancelled if `stop` is among the items."""
+
+    async def made(items: tuple[int, ...]) -> Sequence[int | Exception]:
+        if stop in items:
+            raise asyncio.CancelledError
+        return await call(items)
+
+    return made
 
 
 async def test_items_of_one_lane_wait_for_no_call_of_another() -> None:

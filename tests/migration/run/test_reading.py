@@ -28,6 +28,7 @@ class Calls:
     def __init__(self) -> None:
         self.answers: dict[ReplicaId, asyncio.Future[bool]] = {}
         self.submitted: list[tuple[ReplicaId, int]] = []
+        self.released: list[tuple[ReplicaId, int | None]] = []
 
     async def changed(self, within_s: float) -> bool:
         await asyncio.sleep(within_s)
@@ -52,7 +53,9 @@ class Calls:
 
     async def keep(self, replica: ReplicaId, request: RequestId, hop: int, next_hop: int) -> None: ...
 
-    async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None: ...
+    async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None:
+        self.released.append((replica, hop))
+        await asyncio.sleep(1.0)
 
 
 class Silent:
@@ -103,3 +106,19 @@ async def test_the_late_answer_of_a_target_is_never_fed() -> None:
     run.host_lost(C, "it died")
     await asyncio.sleep(0.1)
     assert ear.tokens == [10, 11, 12] and hosts.submitted == [(A, 0), (A, TERM)]
+
+
+async def test_an_order_to_end_later_runs_waits_for_no_earlier_one() -> None:
+    hosts, ear = Calls(), Silent()
+    run = ReaderRun(plain_spec("r", (1, 2), 8), Reader(), ear, ReaderWorld(hosts, ear, now, 1.0, 2))
+    await run.start()
+    run.take(Moving(R, 0, 1, B), A)
+    run.take(Moved(R, 0, 1, 0, B), A)
+    run.take(Delta(R, 0, 0, (10,)), A)  # A has not heard that it is over
+    await asyncio.sleep(0.1)
+    run.take(Moving(R, 1, 2, A), B)
+    run.take(Moved(R, 1, 2, 0, A), B)
+    await asyncio.sleep(0.1)
+    run.leave()
+    await asyncio.sleep(0.1)
+    assert hosts.released[0] == (A, 1) and (A, None) in hosts.released
