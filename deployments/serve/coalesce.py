@@ -29,7 +29,7 @@ class Coalescer(Generic[Item, Result]):
         self._workers: set[asyncio.Task[None]] = set()
 
     async def __call__(self, item: Item) -> Result:
-        """The item's result. Raises the item's exception, or that of the whole call; CancelledError if it is cancelled."""
+        """The item's result. Raises the exception of the item, or of the whole call, CancelledError included."""
         lane = self._lane(item)
         if lane not in self._waiting:
             return await self._alone(lane, item)
