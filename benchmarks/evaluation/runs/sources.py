@@ -13,7 +13,7 @@ from pathlib import Path
 from policies.rules.registry import POLICIES
 
 ROOT = Path(__file__).parents[3]
-OURS = ("app.simulator", "benchmarks.evaluation", "migration", "policies")
+OURS = ("simulator", "benchmarks.evaluation", "migration", "policies")
 START = "benchmarks.evaluation.runs.perform"
 REGISTRY = "policies.rules.registry"
 """This module imports every policy; its imports are not followed."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from app.simulator.command.replay import play
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.engine.tokens import expected
@@ -23,6 +22,7 @@ from policies.decision.placement import Place
 from policies.model import ReplicaId, ReplicaLoad, ReplicaState, Role
 from policies.paths.beliefs import Profile
 from policies.plan import Path, Reason
+from simulator.command.replay import play
 from tests.deployments.engine.fake_engine import prompt_of
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from app.simulator.command.replay import play
 from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
 from deployments.config import SchedulerConfig, ServiceLevelSettings
 from deployments.metrics.exposition import merge
@@ -42,6 +41,7 @@ from policies.plan import Reason
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.names import Naming, default_naming
 from policies.prefix.routing import Matched, Routing
+from simulator.command.replay import play
 from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
