@@ -2,8 +2,8 @@
 
 The decisions come from the live scheduler's own decision function.
 
-`python -m simulator --help` lists the options. The package imports `policies`, `migration.protocol`, `client` and the
-format of recordings; only benchmarks import it, and `mell` runs its commands as programs. The rooms, pure ones first:
+`python -m simulator --help` lists the options. The package imports `policies`, `migration.protocol` and `client`; only
+benchmarks import it, and `mell` runs its commands as programs. The rooms, pure ones first:
 
     traces      files of requests in public formats; the replay reads them here, too
     workload    requests: traces, distributions of arrivals and lengths, caps

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-from deployments.scheduler.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered, read_recording
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import set_role
 from policies.decision.memory import finish
+from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
 from simulator.errors import BadInput
+from simulator.workload.recording import read_recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from deployments.scheduler.recording import Epoch, PlacedCall, read_recording
 from policies.cost.fit import StepFit
 from policies.cost.steps import StepCosts
 from policies.decision.limits import Terms
 from policies.decision.observation import PoolReport, Status
+from policies.decision.recording import Epoch, PlacedCall, parse_recording
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.precedence import NO_CLASSES, ServiceClasses
 from simulator.errors import BadInput
@@ -153,6 +153,11 @@ _TERMS = {"policy", "epoch_s"}
 
 _LINE_BYTES = 1 << 20
 """More bytes than the first line of a recording has."""
+
+
+def read_recording(path: Path) -> tuple[Terms, Iterator[Epoch]]:
+    """The terms and epochs of a recording. For an invalid line, the call or the iteration raises `ValueError`."""
+    return parse_recording(path.read_bytes().splitlines(), str(path))
 
 
 def read_traffic(path: Path) -> RecordedTraffic:

@@ -3,15 +3,12 @@
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from policies.model import Phase, ReplicaId, RequestId, Tokens
 from policies.prefix.routing import NOT_MATCHED, Matched
 from simulator.workload.workload import Job
 from simulator.world.observer import Life
-
-if TYPE_CHECKING:
-    from simulator.world.batch import Batch
 
 
 class Stage(StrEnum):
@@ -26,6 +23,17 @@ class Stage(StrEnum):
     FROZEN = "frozen"
     """Being handed over; its blocks are still held."""
     OVER = "over"
+
+
+class StepCount(Protocol):
+    """The batch of a decoding request. `counted` is the step count at the batch's last count."""
+
+    @property
+    def counted(self) -> float: ...
+
+    def steps(self, now: float) -> float:
+        """The step count, relative to an arbitrary beginning."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +55,7 @@ class Live:
     stage: Stage = Stage.NOWHERE
     at: ReplicaId | None = None
     standing: tuple[ReplicaId | None, Phase, int] | None = None
-    batch: "Batch | None" = None
+    batch: StepCount | None = None
     held: float = 0.0
     reported: int = 0
     base: float = 0.0

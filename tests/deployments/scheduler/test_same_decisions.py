@@ -18,13 +18,13 @@ from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
-from deployments.scheduler.recording import Epoch
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.service import ReplicaSpeed
 from policies.decision.observation import ENGINE, PoolReport, Status
 from policies.decision.placement import Decision, Place
+from policies.decision.recording import Epoch
 from policies.decision.reports import status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments.scheduler.recording import Epoch, FileRecorder, ModeOrdered, PlacedCall, RoleOrdered, read_recording
+from deployments.scheduler.recorder import FileRecorder
 from policies.cluster.changes import Arrival
 from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.disaggregation.roles import set_role
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
+from policies.decision.recording import Epoch, ModeOrdered, PlacedCall, RoleOrdered
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Plan
@@ -19,6 +20,7 @@ from policies.prefix.change import CacheChange, Tier
 from simulator.__main__ import DIFFERENT, main
 from simulator.command.replay import replay
 from simulator.errors import BAD_INPUT
+from simulator.workload.recording import read_recording
 from tests.policies.decision.observed import Watcher, observed
 
 TERMS = Terms("pack:headroom_s=0,comfort=0,rest=0", LiveLimits(Limits(cooldown_s=100)), 0.0)

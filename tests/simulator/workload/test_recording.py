@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall
+from deployments.scheduler.recorder import FileRecorder
 from policies.cluster.changes import Arrival
 from policies.cost.fit import StepTotals
 from policies.cost.lines import Line
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation, Pool, PoolReport, Resident, Status
+from policies.decision.recording import Epoch, PlacedCall
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.precedence import Precedence, ServiceClass, ServiceClasses

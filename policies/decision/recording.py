@@ -1,9 +1,12 @@
-"""Recordings: epochs as JSON lines, with all inputs of their decisions, so that a replay can decide them again."""
+"""Recordings: epochs as JSON lines, with all inputs of their decisions, so that a replay can decide them again.
 
-from collections.abc import Iterator, Mapping
+The first line has the terms of the scheduler, every other line an epoch. The scheduler writes recordings, the simulator
+reads them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -73,44 +76,26 @@ _TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
 _EPOCH: TypeAdapter[Epoch] = TypeAdapter(Epoch)
 
 
-class Recorder(Protocol):
-    """Keeps all epochs."""
-
-    def record(self, epoch: Epoch) -> None:
-        """Add an epoch."""
-        ...
+def terms_line(terms: Terms) -> bytes:
+    """The first line of a recording, without its end."""
+    return _TERMS.dump_json(terms)
 
 
-class FileRecorder:
-    """Implements `Recorder`: the terms, then one line per epoch. Every scheduler writes a recording of its own."""
-
-    def __init__(self, path: Path, terms: Terms) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
-        self._write(_TERMS.dump_json(terms))
-
-    def record(self, epoch: Epoch) -> None:
-        """See `Recorder.record`."""
-        self._write(_EPOCH.dump_json(epoch))
-
-    def _write(self, line: bytes) -> None:
-        self._file.write(line + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file. No epoch may follow."""
-        self._file.close()
+def epoch_line(epoch: Epoch) -> bytes:
+    """The line of an epoch, without its end."""
+    return _EPOCH.dump_json(epoch)
 
 
-def read_recording(path: Path) -> tuple[Terms, Iterator[Epoch]]:
-    """The terms and epochs of a recording. For an invalid line, the call or the iteration raises `ValueError`."""
-    lines = path.read_bytes().splitlines()
-    terms: Terms = _parse(_TERMS, lines[0] if lines else b"", path, 1)
-    return terms, (_parse(_EPOCH, line, path, number) for number, line in enumerate(lines[1:], 2))
+def parse_recording(lines: Sequence[bytes], name: str) -> tuple[Terms, Iterator[Epoch]]:
+    """The terms and epochs of a recording's lines. For an invalid line of the recording `name`, the call or the
+    iteration raises `ValueError`.
+    """
+    terms: Terms = _parse(_TERMS, lines[0] if lines else b"", name, 1)
+    return terms, (_parse(_EPOCH, line, name, number) for number, line in enumerate(lines[1:], 2))
 
 
-def _parse(adapter: TypeAdapter[Any], line: bytes, path: Path, number: int) -> Any:
+def _parse(adapter: TypeAdapter[Any], line: bytes, name: str, number: int) -> Any:
     try:
         return adapter.validate_json(line)
     except ValidationError as error:
-        raise ValueError(f"{path}, line {number}: {error.errors()[0]['msg']}") from None
+        raise ValueError(f"{name}, line {number}: {error.errors()[0]['msg']}") from None
