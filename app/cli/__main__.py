@@ -353,31 +353,31 @@ def serve(rest: Rest = None) -> None:
     if rest in (["--help"], ["-h"]):
         print(short_help(), end="")
     else:
-        programs.execute("app.vllm_cli", rest or ())
+        programs.execute("serve", rest or ())
 
 
 @app.command(context_settings=_REST)
 def replay(rest: Rest = None) -> None:
     """Replay a trace (simulator.replay)."""
-    programs.execute("simulator.replay", programs.with_url(rest or ()))
+    programs.execute("replay", programs.with_url(rest or ()))
 
 
 @app.command(context_settings=_REST)
 def simulate(rest: Rest = None) -> None:
     """Simulate a workload (simulator)."""
-    programs.execute("simulator", rest or ())
+    programs.execute("simulate", rest or ())
 
 
 @app.command(context_settings=_REST)
 def plan(rest: Rest = None) -> None:
     """Plan the GPUs for a trace and a service level (simulator.planning)."""
-    programs.execute("simulator.planning", rest or ())
+    programs.execute("plan", rest or ())
 
 
 @app.command(context_settings=_REST)
 def keys(rest: Rest = None) -> None:
     """Make an API key (app.keys)."""
-    programs.execute("app.keys", rest or ())
+    programs.execute("keys", rest or ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
