@@ -22,7 +22,6 @@ from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
-from app.ingress.frontends import VllmApi
 from app.ingress.http.connections import Bounds
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
@@ -33,6 +32,7 @@ from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
+from app.service.api import VllmApi
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected

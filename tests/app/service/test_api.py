@@ -14,11 +14,11 @@ from vllm.envs import disable_envs_cache
 
 from app.frontend.guard.routes import OPEN_ROUTES, RouteTask
 from app.ingress.errors import ApiError
-from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.openapi import document
 from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder
 from app.main import _engine_config, _ingress_config, read_settings
+from app.service.api import VllmApi
 from migration.protocol.core_messages import Adapter, CoreRequest, decode_request
 from migration.protocol.request import IngressId
 from policies.cluster.changes import Arrival

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from app.ingress.deployment import add_middleware
+from app.service.deployment import add_middleware
 
 
 class Stamp:

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from app.ingress.deployment import repeat
+from app.service.deployment import repeat
 
 pytestmark = pytest.mark.virtual_time
 
