@@ -331,7 +331,7 @@ def _scheduler_deployment(settings: Settings) -> Any:
 
 
 def _ingress_deployment(settings: Settings) -> Any:
-    from app.ingress.deployment import IngressReplica
+    from app.service.deployment import IngressReplica
 
     return serve.deployment(
         IngressReplica,

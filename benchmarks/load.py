@@ -1,7 +1,7 @@
 """A cheap load generator: raw sockets, one read per chunk, timestamps at the arrival of bytes.
 
 Client and server share the machine, so the client's CPU time reduces the server's speed: a chunk costs 30 us here and
-110 us in `app.client`, a difference of a sixth of a core at 2,000 tokens per second.
+110 us in `client`, a difference of a sixth of a core at 2,000 tokens per second.
 """
 
 import asyncio

@@ -21,9 +21,9 @@ from app.cli import top as top_command
 from app.cli.doctor.command import diagnose
 from app.cli.endpoint import MellEndpoint
 from app.cli.terminal import Terminal, exit_status
-from app.client.api import check_url
 from app.versions import VERSION
 from app.vllm_cli.help import short_help
+from client.api import check_url
 from migration.protocol.messages import PathRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -353,31 +353,31 @@ def serve(rest: Rest = None) -> None:
     if rest in (["--help"], ["-h"]):
         print(short_help(), end="")
     else:
-        programs.execute("app.vllm_cli", rest or ())
+        programs.execute("serve", rest or ())
 
 
 @app.command(context_settings=_REST)
 def replay(rest: Rest = None) -> None:
-    """Replay a trace (app.replay)."""
-    programs.execute("app.replay", programs.with_url(rest or ()))
+    """Replay a trace (simulator.replay)."""
+    programs.execute("replay", programs.with_url(rest or ()))
 
 
 @app.command(context_settings=_REST)
 def simulate(rest: Rest = None) -> None:
-    """Simulate a workload (app.simulator)."""
-    programs.execute("app.simulator", rest or ())
+    """Simulate a workload (simulator)."""
+    programs.execute("simulate", rest or ())
 
 
 @app.command(context_settings=_REST)
 def plan(rest: Rest = None) -> None:
-    """Plan the GPUs for a trace and a service level (app.simulator.planning)."""
-    programs.execute("app.simulator.planning", rest or ())
+    """Plan the GPUs for a trace and a service level (simulator.planning)."""
+    programs.execute("plan", rest or ())
 
 
 @app.command(context_settings=_REST)
 def keys(rest: Rest = None) -> None:
     """Make an API key (app.keys)."""
-    programs.execute("app.keys", rest or ())
+    programs.execute("keys", rest or ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,11 +2,20 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 """The project's root folder; Mell runs from its source tree."""
+
+PROGRAMS: Mapping[str, str] = {
+    "serve": "app.vllm_cli",
+    "replay": "simulator.replay",
+    "simulate": "simulator",
+    "plan": "simulator.planning",
+    "keys": "app.keys",
+}
+"""The module of each program, by its command. Nothing else of the product names the simulator."""
 
 
 def python(*arguments: str) -> list[str]:
@@ -23,9 +32,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def execute(module: str, arguments: Sequence[str]) -> None:
-    """Replace this process by `python -m MODULE ARGUMENTS`; does not return."""
-    command = python("-m", module, *arguments)
+def execute(program: str, arguments: Sequence[str]) -> None:
+    """Replace this process by the program of a command; does not return."""
+    command = python("-m", PROGRAMS[program], *arguments)
     sys.stdout.flush()
     os.execve(command[0], command, environment())
 

@@ -3,10 +3,10 @@
     python -m benchmarks.chaos --minutes 5 [--seed 0] [--every 5] [--trace FILE.csv.gz] [--json FILE]
 
 A server with paced engines (no model, no GPU; the next token is a function of the context, so every answer can be
-computed) serves a trace: a small one drawn from the seed, or the first minutes of a file in the format of `app.replay`.
-Meanwhile faults are injected: SIGKILL of a replica, SIGSTOP of one for some seconds or for good, SIGKILL of the
-Scheduler and of Serve's controller, clients that leave, drains and moves by hand. A seed determines the faults and
-their times; their victims depend on the state of the cluster.
+computed) serves a trace: a small one drawn from the seed, or the first minutes of a file in the format of
+`simulator.replay`. Meanwhile faults are injected: SIGKILL of a replica, SIGSTOP of one for some seconds or for good,
+SIGKILL of the Scheduler and of Serve's controller, clients that leave, drains and moves by hand. A seed determines the
+faults and their times; their victims depend on the state of the cluster.
 
 Every stream must end with exactly the tokens of an undisturbed run. The only exception is promised: seeded sampling
 ends with an error event if its replica is lost after its first token. Afterwards no replica may hold a request, a KV
@@ -22,14 +22,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
-from app.simulator.errors import BadInput
 from benchmarks.chaos.faults import draw_faults
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import ChaosResult, ChaosRun
 from benchmarks.chaos.server import connect
 from benchmarks.servers import PACED, paced
+from simulator.errors import BadInput
+from simulator.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
 
 PORT = 8105
 CONTEXT = int(PACED["max_model_len"])

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from app.replay.trace import TraceRequest
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.tokens import expected
+from simulator.replay.trace import TraceRequest
 
 _INVALID_PREFIX = "Invalid prefix encountered"
 """The error for tokens whose text changes with the next token; vLLM begins a new stream."""

@@ -24,8 +24,6 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.replay.measurements import ReplaySample
-from app.simulator.errors import BadInput
 from benchmarks.economics.case import (
     BASELINE,
     FOLLOWS_LEVEL,
@@ -45,6 +43,8 @@ from benchmarks.economics.predict import calibration, costs_of, foretell, is_pre
 from benchmarks.economics.report import RunFigures, compare, judge, render
 from benchmarks.instruments.runs import append_runs, read_runs
 from deployments.config import ServiceLevelSettings
+from simulator.errors import BadInput
+from simulator.replay.measurements import ReplaySample
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.simulator.autoscaling.rule import LoadMeasure, ScalingRule
-from app.simulator.errors import BadInput
-from app.simulator.planning.cases import LIMITED, POLICIES, Contender
 from deployments.config import ServiceLevelSettings
 from deployments.engine.pace import Pace
 from policies.cost.service import ServiceLevel
+from simulator.autoscaling.rule import LoadMeasure, ScalingRule
+from simulator.errors import BadInput
+from simulator.planning.cases import LIMITED, POLICIES, Contender
 
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "mell": {"policy": "pack", "mode": "act"},

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 import ray
 
-from app.client.documents import StateDocument
-from app.replay.probe import MellProbe
-from app.replay.run import every
-from app.simulator.autoscaling.fleet import TICK_S
+from client.documents import StateDocument
 from deployments.serve.retirement import generation
 from deployments.serve.scaling import Wanted, write_wanted
 from policies.model import Phase
+from simulator.autoscaling.fleet import TICK_S
+from simulator.replay.probe import MellProbe
+from simulator.replay.run import every
 
 _APP = "mell"
 """The application's name in the configurations of benchmarks."""

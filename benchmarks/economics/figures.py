@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from app.replay.summary import quantiles
 from benchmarks.economics.case import Conditions
 from benchmarks.economics.observed import Look, RunObservation, ServedRequest
+from simulator.replay.summary import quantiles
 
 EXISTING = ("STARTING", "RUNNING", "DRAINING")
 """States in which a replica holds its GPU."""

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.replay.trace import TraceRequest
-from app.simulator.errors import BadInput
-from app.simulator.planning.__main__ import main as plan
-from app.simulator.traces.formats import MELL_COLUMNS
 from benchmarks.economics.case import LiveCase
 from benchmarks.economics.predict import SERVE_STARTS_S, usual_costs
+from simulator.errors import BadInput
+from simulator.planning.__main__ import main as plan
+from simulator.replay.trace import TraceRequest
+from simulator.traces.formats import MELL_COLUMNS
 
 
 def print_frontier(case: LiveCase, due: Sequence[TraceRequest]) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import psutil
 
-from app.replay.client import connect, find_model
-from app.replay.measurements import ReplayMeasurements, ReplaySample
-from app.replay.probe import TIMEOUT_S, MellProbe
-from app.replay.run import TraceReplay
-from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
-from app.simulator.autoscaling.rule import Autoscaler
 from benchmarks.economics.case import LiveCase, rule_of, settings
 from benchmarks.economics.external import follow, number_of_replicas
 from benchmarks.economics.observed import LiveRun, observe
 from benchmarks.servers import mell
+from simulator.autoscaling.rule import Autoscaler
+from simulator.replay.client import connect, find_model
+from simulator.replay.measurements import ReplayMeasurements, ReplaySample
+from simulator.replay.probe import TIMEOUT_S, MellProbe
+from simulator.replay.run import TraceReplay
+from simulator.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
 
 PORT = 8100
 SEED = 1

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.replay.measurements import ReplayMeasurements
-from app.replay.stream import Record, StreamOutcome
-from app.replay.summary import Distribution, quantiles
 from benchmarks.economics.case import LiveCase
+from simulator.replay.measurements import ReplayMeasurements
+from simulator.replay.stream import Record, StreamOutcome
+from simulator.replay.summary import Distribution, quantiles
 
 
 @dataclass(frozen=True, slots=True)

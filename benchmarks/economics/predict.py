@@ -9,15 +9,6 @@ import random
 from collections.abc import Sequence
 from statistics import median
 
-from app.replay.trace import TraceRequest
-from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
-from app.simulator.outcome.metrics import Window, inter_token
-from app.simulator.outcome.recorder import EpochSample, EventRecorder
-from app.simulator.outcome.statistics import quantile
-from app.simulator.workload.workload import Job
-from app.simulator.world.observer import Life, TransferOutcome
-from app.simulator.world.setup import Setup
-from app.simulator.world.world import simulate
 from benchmarks.economics.case import FOLLOWS_LEVEL, SCHEDULERS, LiveCase
 from benchmarks.economics.figures import Figures, delays, startups, usage
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest
@@ -28,6 +19,15 @@ from policies.decision.limits import Limits, Terms
 from policies.model import RequestId, Tokens
 from policies.plan import Path
 from policies.rules.registry import policy
+from simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from simulator.outcome.metrics import Window, inter_token
+from simulator.outcome.recorder import EpochSample, EventRecorder
+from simulator.outcome.statistics import quantile
+from simulator.replay.trace import TraceRequest
+from simulator.workload.workload import Job
+from simulator.world.observer import Life, TransferOutcome
+from simulator.world.setup import Setup
+from simulator.world.world import simulate
 
 LIVE = SchedulerSettings()
 """The live scheduler's defaults, which the runs do not change."""

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.simulator.command.runs import available_processors
-from app.simulator.errors import BadInput
 from benchmarks.evaluation.page import cases, write
 from benchmarks.evaluation.runs.case import Case
 from benchmarks.evaluation.runs.scale import FAST, FULL
 from benchmarks.evaluation.runs.store import FailedRun, Store, carry_out
 from benchmarks.evaluation.style import Pictures
 from policies.rules.registry import policy
+from simulator.command.runs import available_processors
+from simulator.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".figures"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from app.simulator.outcome.statistics import Interval
+from simulator.outcome.statistics import Interval
 
 
 def share(value: float, digits: int = 1) -> str:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.simulator.command.runs import SimulationRun, perform_all
-from app.simulator.errors import BadInput
+from simulator.command.runs import SimulationRun, perform_all
+from simulator.errors import BadInput
 
 Run = TypeVar("Run")
 

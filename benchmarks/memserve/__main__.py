@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.simulator.command.runs import available_processors
 from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.words import share, table, text_table
 from benchmarks.memserve import live
@@ -19,6 +18,7 @@ from benchmarks.memserve.case import RATES, SCHEDULED, SHARES, STEPS, TRIPLE, Pa
 from benchmarks.memserve.claims import cases, scheduled, verdicts
 from benchmarks.memserve.results import Figures, simulated
 from policies.prefix.routing import Routing
+from simulator.command.runs import available_processors
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 

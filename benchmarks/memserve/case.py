@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from app.simulator.command.runs import SimulationRun
-from app.simulator.costs.costs import Costs, read_costs
-from app.simulator.outcome.metrics import Window
-from app.simulator.workload.sessions import SHAPES, SessionRequest, sessions
-from app.simulator.workload.workload import ArrivalTrace, Job, Recipe, draw, made_up, poisson_times
-from app.simulator.world.setup import Setup
 from policies.model import Tokens
 from policies.prefix.routing import Routing
+from simulator.command.runs import SimulationRun
+from simulator.costs.costs import Costs, read_costs
+from simulator.outcome.metrics import Window
+from simulator.workload.sessions import SHAPES, SessionRequest, sessions
+from simulator.workload.workload import ArrivalTrace, Job, Recipe, draw, made_up, poisson_times
+from simulator.world.setup import Setup
 
 CAPACITY = Tokens(140_000)
 """Llama 2 13B on two GPUs with 80 GB: what nine tenths of them leave beside 26 GB of weights, in tokens of 0.82 MB."""

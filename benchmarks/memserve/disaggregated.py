@@ -17,16 +17,16 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from app.simulator.command.runs import SimulationRun, available_processors
-from app.simulator.outcome.metrics import Window
-from app.simulator.workload.sessions import SHAPES
-from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, draw, read_trace
-from app.simulator.world.setup import Setup
 from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.words import table
 from benchmarks.instruments.runs import simulate_all
 from benchmarks.memserve.case import BLOCK, CAPACITY, POLICY, TURNS, costs
 from benchmarks.memserve.results import PaperFigures, figures_of
+from simulator.command.runs import SimulationRun, available_processors
+from simulator.outcome.metrics import Window
+from simulator.workload.sessions import SHAPES
+from simulator.workload.workload import ArrivalTrace, Poisson, Recipe, draw, read_trace
+from simulator.world.setup import Setup
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 WINDOW = Window(60.0, 300.0)

@@ -15,10 +15,6 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.simulator.outcome.recorder import EventRecorder
-from app.simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
-from app.simulator.world.setup import Setup
-from app.simulator.world.world import simulate
 from benchmarks.economics.predict import TAIL_S
 from benchmarks.evaluation.words import table
 from benchmarks.instruments.runs import append_runs, read_runs
@@ -30,6 +26,10 @@ from benchmarks.servers import mell
 from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
 from policies.rules.registry import policy
+from simulator.outcome.recorder import EventRecorder
+from simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
+from simulator.world.setup import Setup
+from simulator.world.world import simulate
 
 REPLICAS = 2
 FASTER = PACE.model_copy(update={"num_gpu_blocks_override": 2048, "prefill_tokens_per_s": 8000.0})

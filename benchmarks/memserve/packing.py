@@ -24,22 +24,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.client.documents import StateDocument, parse_state
-from app.replay.client import connect
-from app.simulator.command.runs import SimulationRun, available_processors
-from app.simulator.costs.costs import read_costs
-from app.simulator.outcome.metrics import Window
-from app.simulator.workload.sessions import SHAPES, sessions
-from app.simulator.workload.workload import Poisson, Recipe, draw
-from app.simulator.world.setup import Setup
 from benchmarks.instruments.runs import append_runs, read_runs, simulate_all
 from benchmarks.load import percentile
 from benchmarks.routing.case import RoutedRequest, with_answers
 from benchmarks.routing.live import PORT, RoutedAnswer, ask_mell, send
 from benchmarks.servers import mell
+from client.documents import StateDocument, parse_state
 from deployments.engine.pace import Pace
 from policies.decision.limits import Limits, Sizes, Terms
 from policies.model import Tokens
+from simulator.command.runs import SimulationRun, available_processors
+from simulator.costs.costs import read_costs
+from simulator.outcome.metrics import Window
+from simulator.replay.client import connect
+from simulator.workload.sessions import SHAPES, sessions
+from simulator.workload.workload import Poisson, Recipe, draw
+from simulator.world.setup import Setup
 
 STARTUP_S = 10.0
 COOLDOWN_S = 5.0

@@ -18,13 +18,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.simulator.errors import BAD_INPUT, BadInput
 from benchmarks.instruments.runs import append_runs, read_runs
 from benchmarks.routing.case import MOONCAKE, PACE, RATES, ROOMY, WORKLOADS, System, case
 from benchmarks.routing.live import RoutingRun, perform
 from benchmarks.routing.placing import show_placements
 from benchmarks.routing.predict import predict
 from benchmarks.routing.report import compare, render
+from simulator.errors import BAD_INPUT, BadInput
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,12 +7,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.simulator.errors import BadInput
-from app.simulator.workload.sessions import SHAPES, Passage, SessionRequest, Texts, sessions
-from app.simulator.workload.workload import Recorded, read_trace
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import expected
 from policies.prefix.routing import Routing
+from simulator.errors import BadInput
+from simulator.workload.sessions import SHAPES, Passage, SessionRequest, Texts, sessions
+from simulator.workload.workload import Recorded, read_trace
 
 REPLICAS = 4
 PACE = Pace(

@@ -5,11 +5,6 @@ Times outside of the engines are those of earlier runs, as in `benchmarks.econom
 
 import math
 
-from app.simulator.costs.costs import Costs, LinkCosts, MigrationCosts
-from app.simulator.outcome.recorder import EventRecorder
-from app.simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
-from app.simulator.world.setup import Setup
-from app.simulator.world.world import simulate
 from benchmarks.economics.predict import HANDOVER_S, INGRESS_S, LIVE, MEMCPY_BYTES_PER_S, ROUND_S, TAIL_S, compute_costs
 from benchmarks.routing.case import POLICY, REPLICAS, RoutingCase, System
 from benchmarks.routing.live import RoutedAnswer, RoutingRun
@@ -18,6 +13,11 @@ from deployments.engine.tokens import TOKEN_BYTES
 from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
 from policies.rules.registry import policy
+from simulator.costs.costs import Costs, LinkCosts, MigrationCosts
+from simulator.outcome.recorder import EventRecorder
+from simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
+from simulator.world.setup import Setup
+from simulator.world.world import simulate
 
 
 def predict(system: System, case: RoutingCase) -> RoutingRun:

@@ -35,7 +35,7 @@ from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing, ServeListing
 from deployments.scheduler.mode import OrderedMode
 from deployments.scheduler.pool import LivePool
-from deployments.scheduler.recording import FileRecorder
+from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler, ServeScaler
 from deployments.serve.environment import check_environment

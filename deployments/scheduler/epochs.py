@@ -10,7 +10,7 @@ from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.dry_run import DryRun
 from deployments.scheduler.pool import LivePool
-from deployments.scheduler.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, Recorder, RoleOrdered
+from deployments.scheduler.recorder import Recorder
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
 from policies.cost.latencies import ReachedTimes
@@ -22,6 +22,7 @@ from policies.decision.level.service import service_report
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
+from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
 from policies.model import ReplicaId, Role
 from policies.plan import Move
 

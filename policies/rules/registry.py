@@ -1,30 +1,55 @@
-"""The policies by name, and the parser of policy texts: `load_balance:drain=true,spare=0.1`."""
+"""The policies by name, and the parser of policy texts: `load_balance:drain=true,spare=0.1`.
 
-from collections.abc import Mapping
+A policy's module is imported when its name is looked up: a service imports only the policy that it is set to.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
 from typing import Protocol
 
-from policies.rules.best_fit import BestFit
-from policies.rules.load_balance import LoadBalance
-from policies.rules.mell import mell, mell_repaired
 from policies.rules.options import Configured, Option, Value, options_of
-from policies.rules.pack import Pack
 from policies.rules.policy import Policy
-from policies.rules.worst_fit import WorstFit
 
 
 class ConfigurablePolicy(Policy, Configured, Protocol):
     """A policy whose options can be set."""
 
 
-POLICIES: Mapping[str, ConfigurablePolicy] = {
-    "best_fit": BestFit(),
-    "worst_fit": WorstFit(),
-    "load_balance": LoadBalance(),
-    "mell": mell(),
-    "mell_repaired": mell_repaired(),
-    "pack": Pack(),
+_MAKERS: Mapping[str, tuple[str, str]] = {
+    "best_fit": ("policies.rules.best_fit", "BestFit"),
+    "worst_fit": ("policies.rules.worst_fit", "WorstFit"),
+    "load_balance": ("policies.rules.load_balance", "LoadBalance"),
+    "mell": ("policies.rules.mell.policy", "mell"),
+    "mell_repaired": ("policies.rules.mell.policy", "mell_repaired"),
+    "pack": ("policies.rules.pack.policy", "Pack"),
 }
+"""The module of every policy's class, and the name of a class or function there that makes it, by the policy's name."""
+
+
+class _Policies(Mapping[str, ConfigurablePolicy]):
+    def __getitem__(self, name: str) -> ConfigurablePolicy:
+        return _default(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _MAKERS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MAKERS)
+
+    def __len__(self) -> int:
+        return len(_MAKERS)
+
+
+@cache
+def _default(name: str) -> ConfigurablePolicy:
+    module, maker = _MAKERS[name]
+    made: ConfigurablePolicy = getattr(import_module(module), maker)()
+    return made
+
+
+POLICIES: Mapping[str, ConfigurablePolicy] = _Policies()
 """Every policy by name, with its default options."""
 
 
@@ -41,7 +66,8 @@ def policy(spec: str) -> Policy:
 
 def sets_headroom(rule: Policy) -> bool:
     """True if the headroom of a rule differs from the default of its policy."""
-    return all(rule.headroom_s != each.headroom_s for each in POLICIES.values() if type(each) is type(rule))
+    alike = [POLICIES[name] for name, (module, _) in _MAKERS.items() if module == type(rule).__module__]
+    return all(rule.headroom_s != each.headroom_s for each in alike)
 
 
 def options() -> dict[str, tuple[Option, ...]]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.routing import Match, Route
 
 import app.keys
-import app.simulator.__main__ as simulator
+import simulator.__main__ as simulator
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
@@ -139,8 +139,8 @@ def test_the_pages_have_commands() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "python -m app.simulator --no-such-option",
-        "python -m app.simulator --poisson often",
+        "python -m simulator --no-such-option",
+        "python -m simulator --poisson often",
         "python -m benchmarks.no_such_module",
         "make no-such-target",
         "make serve NO_SUCH=1",
@@ -160,7 +160,7 @@ def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch,
 def test_the_example_of_the_simulator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ROOT / "docs" / "simulation.md"
     examples = [words for block in BLOCKS if block.page == page for words in shell.commands(block.text)]
-    (options,) = [words[3:] for words in examples if words[2:3] == ["app.simulator"] and "--lengths" in words]
+    (options,) = [words[3:] for words in examples if words[2:3] == ["simulator"] and "--lengths" in words]
     monkeypatch.chdir(tmp_path)
     assert simulator.main([*options, "--horizon", "900", "--seeds", "1", "--processes", "1", "--quiet"]) == 0
     assert json.loads((tmp_path / "runs.json").read_text())

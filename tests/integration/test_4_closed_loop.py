@@ -11,9 +11,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from app.simulator.command.replay import replay
 from benchmarks.chaos.offers import undisturbed
 from policies.cost.limit import MOST_ERROR
+from simulator.command.replay import replay
 from tests.integration.application import MODEL, Answer, Application, Client, eventually, process, prompt, total
 from tests.integration.serving import redeploy_engines, stop_replica
 

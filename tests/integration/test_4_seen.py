@@ -32,7 +32,7 @@ async def replay(application: Application, folder: Path) -> dict[str, Any]:
     """Replay the small trace, moving a request a second; the report."""
     trace = ROOT / "tests/data/small_trace.csv.gz"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app.replay", "--trace", str(trace), "--minutes", "1", "--time-scale", "0.5"),
+        *(sys.executable, "-m", "simulator.replay", "--trace", str(trace), "--minutes", "1", "--time-scale", "0.5"),
         *("--move-every", "1", "--url", application.url),
         *(part for kind in ("json", "png", "html") for part in (f"--{kind}", str(folder / f"replay.{kind}"))),
         cwd=ROOT,

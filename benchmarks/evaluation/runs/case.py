@@ -5,13 +5,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from app.simulator.costs.costs import IDEAL, ComputeCosts, Costs, MigrationCosts, PathChoice, read_costs
-from app.simulator.outcome.metrics import Window
-from app.simulator.workload.lengths import read_lengths
-from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, read_trace
-from app.simulator.world.setup import Setup
 from policies.decision.limits import Limits
 from policies.model import Tokens
+from simulator.costs.costs import IDEAL, ComputeCosts, Costs, MigrationCosts, PathChoice, read_costs
+from simulator.outcome.metrics import Window
+from simulator.workload.lengths import read_lengths
+from simulator.workload.workload import ArrivalTrace, Poisson, Recipe, read_trace
+from simulator.world.setup import Setup
 
 LENGTHS = "lmsys_conv_quantiles.csv"
 

@@ -5,10 +5,10 @@ and their comparison on these workloads, with each other and with the lower boun
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.runs.case import Case, Recording, seeds
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
+from simulator.workload.workload import Poisson
 
 
 @dataclass(frozen=True, slots=True)

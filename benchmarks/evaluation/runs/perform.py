@@ -6,12 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.simulator.outcome.metrics import Metrics, Window, bounds, measure, series
-from app.simulator.outcome.recorder import EventRecorder
-from app.simulator.outcome.statistics import mean, quantile
-from app.simulator.workload.workload import Job, Workload, draw
-from app.simulator.world.observer import Life, Transfer
-from app.simulator.world.world import simulate
 from benchmarks.evaluation.runs.case import Case
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
@@ -20,6 +14,12 @@ from policies.model import Tokens
 from policies.plan import Plan
 from policies.rules.policy import NONE, Barred, Policy
 from policies.rules.registry import policy
+from simulator.outcome.metrics import Metrics, Window, bounds, measure, series
+from simulator.outcome.recorder import EventRecorder
+from simulator.outcome.statistics import mean, quantile
+from simulator.workload.workload import Job, Workload, draw
+from simulator.world.observer import Life, Transfer
+from simulator.world.world import simulate
 
 COMPETITIVE_RATIO = 4 / 3
 """The competitive ratio of the paper's Theorem 2."""

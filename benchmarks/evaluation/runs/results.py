@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.simulator.outcome.metrics import Metrics
-from app.simulator.outcome.statistics import Interval, interval
 from benchmarks.evaluation.runs.case import Case
+from simulator.outcome.metrics import Metrics
+from simulator.outcome.statistics import Interval, interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.simulator.costs.costs import SHIPPED
 from benchmarks.evaluation.runs.case import Case, expected_requests
 from benchmarks.evaluation.runs.perform import Raw, perform
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.sources import fingerprint
+from simulator.costs.costs import SHIPPED
 
 
 class FailedRun(Exception):

@@ -1,6 +1,5 @@
 """The result at a glance: GPUs over the lower bound, and the moves needed for it."""
 
-from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.runs.case import Case
 from benchmarks.evaluation.runs.eight import POLICIES, WORKLOADS, averaged, every, name, runs
 from benchmarks.evaluation.runs.results import Results
@@ -8,6 +7,7 @@ from benchmarks.evaluation.runs.scale import Scale
 from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.words import spread, table
+from simulator.outcome.statistics import Interval
 
 
 def _cases(scale: Scale) -> list[Case]:

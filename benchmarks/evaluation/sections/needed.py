@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.plots import Bars, PlottedCurve, bars, curves, grouped, steps_at
 from benchmarks.evaluation.runs.case import Case
 from benchmarks.evaluation.runs.eight import (
@@ -22,6 +21,7 @@ from benchmarks.evaluation.runs.scale import Scale
 from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import BOUND, Pictures, colour, drawing, legend
 from benchmarks.evaluation.words import change, share, table
+from simulator.outcome.statistics import Interval
 
 MIGRATING = ("load_balance", "mell", "mell_repaired", "pack")
 Read = Callable[[str, Sequence[Case]], Interval]

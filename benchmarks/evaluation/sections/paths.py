@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from app.simulator.costs.costs import PathChoice
 from benchmarks.evaluation.plots import PlottedCurve, curves
 from benchmarks.evaluation.runs.case import Case, Physics, seeds
 from benchmarks.evaluation.runs.eight import A100, MIDDLE, OURS
@@ -13,6 +12,7 @@ from benchmarks.evaluation.runs.scale import Scale
 from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import NEUTRAL, Pictures, drawing, legend
 from benchmarks.evaluation.words import share, table
+from simulator.costs.costs import PathChoice
 
 GBITS = (1.0, 10.0, 25.0, 100.0)
 """Between machines, in 10**9 bits per second; 10 is the paper's testbed."""

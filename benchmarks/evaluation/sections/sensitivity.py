@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
-from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.plots import PlottedCurve, curves
 from benchmarks.evaluation.runs.case import Case, Physics, Recording, seeds
 from benchmarks.evaluation.runs.eight import A100, MIDDLE, OURS
@@ -15,6 +14,7 @@ from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import MARKERS, PALE, Pictures, colour, drawing, legend
 from benchmarks.evaluation.style import name as name_of
 from benchmarks.evaluation.words import change, table
+from simulator.workload.workload import Poisson
 
 RATE = 0.8
 FIXED = ("best_fit", "worst_fit")

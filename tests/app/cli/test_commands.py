@@ -14,7 +14,7 @@ from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveReque
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
-from tests.app.client.sample import BUSY, MATCHED, record
+from tests.client.sample import BUSY, MATCHED, record
 
 Mell = Callable[..., Result]
 
@@ -268,10 +268,10 @@ def test_the_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "module", "rest"),
     [
-        (("replay", "--help"), "app.replay", ["--help"]),
-        (("replay", "--trace", "x", "--url", "u"), "app.replay", ["--trace", "x", "--url", "u"]),
-        (("simulate", "-h"), "app.simulator", ["-h"]),
-        (("plan", "t.csv", "--help"), "app.simulator.planning", ["t.csv", "--help"]),
+        (("replay", "--help"), "simulator.replay", ["--help"]),
+        (("replay", "--trace", "x", "--url", "u"), "simulator.replay", ["--trace", "x", "--url", "u"]),
+        (("simulate", "-h"), "simulator", ["-h"]),
+        (("plan", "t.csv", "--help"), "simulator.planning", ["t.csv", "--help"]),
         (("keys", "team-a"), "app.keys", ["team-a"]),
         (("keys",), "app.keys", []),
     ],
@@ -291,4 +291,4 @@ def test_a_replay_uses_the_url_of_the_environment(monkeypatch: pytest.MonkeyPatc
     become: list[Any] = []
     monkeypatch.setattr("os.execve", lambda *given: become.append(given[1]))
     run("replay", "--minutes", "1", MELL_URL="http://x")
-    assert become[0][3:] == ["app.replay", "--url", "http://x", "--minutes", "1"]
+    assert become[0][3:] == ["simulator.replay", "--url", "http://x", "--minutes", "1"]

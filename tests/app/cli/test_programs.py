@@ -32,8 +32,8 @@ def test_programs_have_their_own_output_and_status() -> None:
 
 
 def test_the_working_directory_is_not_on_the_import_path(tmp_path: Path) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "simulator").mkdir()
+    (tmp_path / "simulator" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from app.cli.__main__ import main; main()"
     ended = python("-P", "-c", code, "simulate", "--list-policies", folder=tmp_path)
     assert ended.returncode == 0 and "pack" in ended.stdout

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 
 from app.frontend.guard.layers import vllm_environment
 from app.ingress.config import IngressConfig
-from app.ingress.frontends import ENVIRONMENT
 from app.main import _engine_config, _ingress_config, read_settings
+from app.service.api import ENVIRONMENT
 from app.settings import IngressSettings
 from tests.app.ingress.fakes import PATIENT, Service, make_service
 from tests.migration.world import INGRESS

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from app.ingress.frontends import ENVIRONMENT
+from app.service.api import ENVIRONMENT
 from migration.protocol.core_messages import Adapter
 from tests.app.frontend.conftest import FrontendApi, config, serving
 

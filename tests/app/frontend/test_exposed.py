@@ -34,11 +34,11 @@ from app.ingress.access.admission import Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
-from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ROUTES, ControlRoutes
 from app.ingress.http.openapi import document
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.tracing import NoTracer
+from app.service.api import VllmApi
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
 from policies.model import RequestId

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.replay.summary import Distribution
 from benchmarks.economics.case import Conditions, LiveCase, RunWindow
 from benchmarks.economics.observed import LiveRun, Look, ObservedMigration, RunObservation, ServedRequest
+from simulator.replay.summary import Distribution
 
 WINDOW = RunWindow("trace", 1.0)
 CONDITIONS = Conditions(warmup_s=10.0, seconds=100.0)

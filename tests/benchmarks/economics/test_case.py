@@ -3,8 +3,6 @@
 import pytest
 
 from app.settings import Settings
-from app.simulator.autoscaling.rule import LoadMeasure, ScalingRule
-from app.simulator.errors import BadInput
 from benchmarks.economics.case import (
     FOLLOWS_LEVEL,
     KV_SCALES,
@@ -20,6 +18,8 @@ from benchmarks.economics.case import (
 )
 from deployments.config import ServiceLevelSettings
 from policies.cost.service import ServiceLevel
+from simulator.autoscaling.rule import LoadMeasure, ScalingRule
+from simulator.errors import BadInput
 from tests.benchmarks.economics.made_up import CONDITIONS, WINDOW, case
 
 OTHER = RunWindow("other", 2.0)

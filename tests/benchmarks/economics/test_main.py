@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.replay.measurements import ReplaySample
 from benchmarks.economics import __main__ as economics
 from benchmarks.economics.case import Conditions, LiveCase, RunWindow
 from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun
 from benchmarks.instruments.runs import read_runs
+from simulator.replay.measurements import ReplaySample
 from tests.benchmarks.economics.made_up import case, looks, run, served
 
 STATES = {"mell": {"a": "RUNNING"}, "worst_fit": {"a": "RUNNING", "b": "RUNNING"}, "serve": {"a": "RUNNING"}}

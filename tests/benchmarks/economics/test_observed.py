@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.measurements import ReplayMeasurements, ReplaySample, ReplicaSample
-from app.replay.stream import Record, StreamOutcome
-from app.replay.trace import TraceRequest
-from app.simulator.errors import BadInput
 from benchmarks.economics.case import Conditions
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest, missing, observe
 from benchmarks.instruments.runs import append_runs, read_runs
+from simulator.errors import BadInput
+from simulator.replay.measurements import ReplayMeasurements, ReplaySample, ReplicaSample
+from simulator.replay.stream import Record, StreamOutcome
+from simulator.replay.trace import TraceRequest
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 

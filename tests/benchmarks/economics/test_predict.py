@@ -2,9 +2,6 @@
 
 import pytest
 
-from app.simulator.costs.steps import StepTimes
-from app.simulator.outcome.recorder import EpochSample, EventRecorder
-from app.simulator.world.observer import Transfer, TransferOutcome
 from benchmarks.economics.case import Conditions, default_pace
 from benchmarks.economics.predict import (
     GONE_S,
@@ -19,6 +16,9 @@ from benchmarks.economics.predict import (
 from policies.cost.steps import PrefillChunk
 from policies.model import Bytes, Tokens
 from policies.plan import Path
+from simulator.costs.steps import StepTimes
+from simulator.outcome.recorder import EpochSample, EventRecorder
+from simulator.world.observer import Transfer, TransferOutcome
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 PACE = default_pace()

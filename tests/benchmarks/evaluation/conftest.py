@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.workload.lengths import SHIPPED_PATH
 from benchmarks.evaluation.runs.case import LENGTHS
-from tests.app.replay.make_small_trace import PATH
+from simulator.workload.lengths import SHIPPED_PATH
+from tests.simulator.replay.make_small_trace import PATH
 
 RECORDED = ("azure2023_conv", "azure2023_code", "mooncake_conversation", "burstgpt_like_1400s")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.words import change, share, span, spread, table, text_table
+from simulator.outcome.statistics import Interval
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.outcome.metrics import Window
 from benchmarks.evaluation.page import fill
 from benchmarks.evaluation.sections.claims import Verdict
 from benchmarks.memserve import case as cases_module
@@ -12,6 +11,7 @@ from benchmarks.memserve.__main__ import PAGE, tables
 from benchmarks.memserve.case import RATES, SCHEDULED, TRIPLE, PaperCase
 from benchmarks.memserve.claims import CLAIMS, Promised, better, case, cases, falls, index_times, verdicts
 from benchmarks.memserve.results import Figures, PaperFigures, simulated
+from simulator.outcome.metrics import Window
 
 LIKE = PaperFigures(10.0, 20.0, 1.0, 2.0, 0.05, 0.1, 0.5, 1e6)
 EQUAL: Figures = dict.fromkeys(cases(), LIKE)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.simulator.outcome.metrics import Window
 from benchmarks.evaluation.page import fill
 from benchmarks.memserve import disaggregated
 from benchmarks.memserve.disaggregated import AUTO, MODES, PAGE, ModeCase, ModeComparison, cases, compared, tables
 from benchmarks.memserve.results import PaperFigures
+from simulator.outcome.metrics import Window
 
 
 def figures(*jct: float) -> list[PaperFigures]:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.errors import BadInput
 from benchmarks.evaluation.page import fill
 from benchmarks.instruments.runs import append_runs, read_runs
 from benchmarks.memserve import live
 from benchmarks.memserve.__main__ import PAGE
 from benchmarks.memserve.live import RATES, SYSTEMS, PairAnswer, PairRun, counted, predict, tables
 from benchmarks.routing import case
+from simulator.errors import BadInput
 
 RUN = PairRun("full", "loogle_like", 0, (PairAnswer(0.1, 2.1, 100, 60, 41), PairAnswer(0.3, 0.3, 100, 20, 1)), {})
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.outcome.metrics import Window
 from benchmarks.memserve import packing
 from benchmarks.memserve.packing import ENDS_S, WARMUP_S, PackingLook, PackingRun, live_requests, show_live, simulated
 from benchmarks.routing.live import RoutedAnswer
 from policies.decision.limits import Sizes
+from simulator.outcome.metrics import Window
 
 
 def test_replicas_are_counted_between_the_warm_up_and_the_end_of_new_sessions() -> None:

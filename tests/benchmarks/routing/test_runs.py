@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.errors import BadInput
-from app.simulator.workload.workload import Recorded
 from benchmarks.instruments.runs import append_runs, read_runs
 from benchmarks.routing.case import (
     MOONCAKE,
@@ -27,6 +25,8 @@ from benchmarks.routing.live import RoutedAnswer, RoutingRun, send
 from benchmarks.routing.predict import predict
 from benchmarks.routing.report import compare, figures, render
 from deployments.engine.tokens import expected
+from simulator.errors import BadInput
+from simulator.workload.workload import Recorded
 from tests.virtual_time import virtual_loop
 
 

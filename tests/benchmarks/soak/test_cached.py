@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from app.client.api import ApiClient
 from benchmarks.soak import cached
 from benchmarks.soak.cached import (
     KINDS,
@@ -24,6 +23,7 @@ from benchmarks.soak.cached import (
     render_cached,
     second_turn,
 )
+from client.api import ApiClient
 
 SHAPE = CachedShape()
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from app.ingress.deployment import IngressReplica
+from app.service.deployment import IngressReplica
 from deployments.api.calls import PlaceAnswer
 from deployments.api.protocols import (
     DISPATCH_METHODS,

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.simulator.command.replay import play
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.engine.tokens import expected
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
-from deployments.scheduler.recording import read_recording
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -23,6 +21,8 @@ from policies.decision.placement import Place
 from policies.model import ReplicaId, ReplicaLoad, ReplicaState, Role
 from policies.paths.beliefs import Profile
 from policies.plan import Path, Reason
+from simulator.command.replay import play
+from simulator.workload.recording import read_recording
 from tests.deployments.engine.fake_engine import prompt_of
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,

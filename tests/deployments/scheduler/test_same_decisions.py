@@ -13,34 +13,34 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
-from app.simulator.workload.workload import Job
-from app.simulator.world.observer import Observer
-from app.simulator.world.reports import PHASES
-from app.simulator.world.setup import Setup
-from app.simulator.world.world import World, terms_of
 from deployments.api.calls import PlaceCall
 from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
-from deployments.scheduler.recording import Epoch
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.service import ReplicaSpeed
 from policies.decision.observation import ENGINE, PoolReport, Status
 from policies.decision.placement import Decision, Place
+from policies.decision.recording import Epoch
 from policies.decision.reports import status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
-from tests.app.simulator.physics import Log
+from simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from simulator.workload.workload import Job
+from simulator.world.observer import Observer
+from simulator.world.reports import PHASES
+from simulator.world.setup import Setup
+from simulator.world.world import World, terms_of
 from tests.counts import scaled
 from tests.deployments.scheduler.fakes import FakeListing, FakeMembership, FakeModes, FakeRoles, Present, Reporting
 from tests.deployments.scheduler.test_scheduler import FakeScaler
+from tests.simulator.physics import Log
 
 CAPACITY, MOST = Tokens(4000), 5
 COSTS = Costs(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from app.simulator.command.replay import play
 from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
 from deployments.config import SchedulerConfig, ServiceLevelSettings
 from deployments.metrics.exposition import merge
@@ -16,7 +15,7 @@ from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler, check_epochs
 from deployments.scheduler.epochs import EARLIEST_S
 from deployments.scheduler.pool import LivePool
-from deployments.scheduler.recording import FileRecorder, read_recording
+from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.records import KEPT
 from deployments.serve.modes import ModeOrder
 from migration.protocol.errors import PeerLost, Refused, RequestGone
@@ -42,6 +41,8 @@ from policies.plan import Reason
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.names import Naming, default_naming
 from policies.prefix.routing import Matched, Routing
+from simulator.command.replay import play
+from simulator.workload.recording import read_recording
 from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,

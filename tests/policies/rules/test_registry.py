@@ -4,10 +4,12 @@ import pytest
 
 from policies.rules.best_fit import BestFit
 from policies.rules.load_balance import LoadBalance
+from policies.rules.mell import mell, mell_repaired
 from policies.rules.options import Option
 from policies.rules.overload import Overload
+from policies.rules.pack import Pack
 from policies.rules.policy import Policy
-from policies.rules.registry import POLICIES, options, policy
+from policies.rules.registry import POLICIES, ConfigurablePolicy, options, policy, sets_headroom
 from policies.rules.worst_fit import WorstFit
 
 every_option = pytest.mark.parametrize(
@@ -57,7 +59,20 @@ def test_errors_name_the_mistake(spec: str, message: str) -> None:
 
 
 def test_every_policy_of_the_evaluation_has_its_name() -> None:
-    assert list(POLICIES) == ["best_fit", "worst_fit", "load_balance", "mell", "mell_repaired", "pack"]
+    expected: dict[str, ConfigurablePolicy] = {
+        "best_fit": BestFit(),
+        "worst_fit": WorstFit(),
+        "load_balance": LoadBalance(),
+        "mell": mell(),
+        "mell_repaired": mell_repaired(),
+        "pack": Pack(),
+    }
+    assert list(POLICIES) == list(expected) and dict(POLICIES) == expected
+
+
+def test_a_headroom_is_set_if_no_policy_of_this_class_has_it_by_default() -> None:
+    assert [name for name in POLICIES if sets_headroom(POLICIES[name])] == []
+    assert not sets_headroom(mell_repaired(0.0)) and sets_headroom(mell_repaired(3.0)) and sets_headroom(Pack(4.0))
 
 
 @pytest.mark.parametrize("name", POLICIES)

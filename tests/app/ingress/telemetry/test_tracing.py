@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.ingress.config import IngressConfig
-from app.ingress.deployment import _make_telemetry, _make_tracer
 from app.ingress.telemetry.tracing import NO_TRACER
+from app.service.deployment import _make_telemetry, _make_tracer
 from deployments.engine.tokens import expected
 from tests.app.ingress.fakes import Api, Backend, make_app, make_service, text_of
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[4]
 OFF = """
 import sys
 from tests.app.ingress.telemetry.test_tracing import config
-from app.ingress.deployment import _make_tracer
+from app.service.deployment import _make_tracer
 _make_tracer(config(otlp_traces_endpoint=%r), "i")
 print(*sorted(name for name in sys.modules if name == "app.ingress.telemetry.spans" or "exporter.otlp" in name))
 """

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.costs.costs import IDEAL, PathChoice, read_costs
-from app.simulator.workload.workload import Poisson, draw
 from benchmarks.evaluation.runs.case import Case, Physics, Recording, Span, expected_requests, seeds
 from benchmarks.evaluation.runs.eight import A100
 from benchmarks.evaluation.runs.scale import FULL
 from benchmarks.evaluation.sections.sensitivity import base, dimensions
+from simulator.costs.costs import IDEAL, PathChoice, read_costs
+from simulator.workload.workload import Poisson, draw
 
 SPAN = Span(1000.0, 10.0)
 AZURE = "azure2023_conv.csv.gz"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.outcome.recorder import EventRecorder
-from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.runs.case import Case, Span
 from benchmarks.evaluation.runs.perform import OperationCounter, perform
 from policies.cluster.changes import Changes
 from policies.plan import Plan
 from policies.rules.registry import policy
-from tests.app.simulator.outcome.hand import cluster, move
+from simulator.outcome.recorder import EventRecorder
+from simulator.workload.workload import Poisson
+from tests.simulator.outcome.hand import cluster, move
 
 CASE = Case("mell", Poisson(0.5), Span(150.0, 30.0), 4000)
 GROWTH = Changes()

@@ -15,7 +15,7 @@ def test_code_changes_the_syntax_tree() -> None:
 
 def test_simulator_modules_are_reached() -> None:
     assert {
-        "app.simulator.world.world",
+        "simulator.world.world",
         "policies.decision.deciding",
         "policies.cluster.cluster",
         "policies.paths.choice",

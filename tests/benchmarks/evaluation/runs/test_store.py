@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.runs.case import LENGTHS, Case, Physics, Span
 from benchmarks.evaluation.runs.store import FailedRun, Store, carry_out
+from simulator.workload.workload import Poisson
 
 CASE = Case("best_fit", Poisson(0.5), Span(60.0, 10.0), 4000)
 

@@ -1,0 +1,409 @@
+"""The `Ingress` deployment: HTTP towards clients, token streams towards replicas."""
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from app.ingress.access.admission import FirstTokenDeadlines, Gate
+from app.ingress.access.classes import ClassChooser
+from app.ingress.access.keys import KeyFile
+from app.ingress.adapters import AdapterOrders
+from app.ingress.config import IngressConfig
+from app.ingress.engine_orders import EngineOrders
+from app.ingress.errors import ApiError
+from app.ingress.http.connections import Bounds
+from app.ingress.http.control import ControlRoutes
+from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
+from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
+from app.ingress.http.tls import TlsFiles
+from app.ingress.streams.placing import Placer
+from app.ingress.streams.streams import Streams
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.scrape import MetricsCollector
+from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
+from app.service.api import VllmApi
+from app.settings import IngressSettings
+from app.versions import VERSION, installed_version
+from deployments.api.calls import MoveAnswer, MoveRejected
+from deployments.api.protocols import IngressApi
+from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
+from deployments.config import Topology
+from deployments.metrics.exposition import Family
+from deployments.processes.guard import start_guard
+from deployments.processes.heap import freeze_heap
+from deployments.processes.niceness import take_niceness_of_parent
+from deployments.serve.adapters import AdapterStore
+from deployments.serve.environment import check_environment
+from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.retirement import generation
+from deployments.serve.routing import own_app, own_id
+from migration.protocol.messages import PathRequest
+from migration.protocol.request import IngressId, RequestSpec
+from policies.decision.limits import Mode
+from policies.model import ReplicaId, Role
+
+log = logging.getLogger("ray.serve")
+
+_CONTROL_TIMEOUT_S = 3.0
+_CONTROL_PATIENCE_S = 12.0
+"""Longest time for which a call is retried while the scheduler is slow or restarting."""
+_CONTROL_RETRY_S = 0.3
+_STATE_TIMEOUT_S = 1.0
+_BIND_WAIT_S = 15.0
+_READY = """Mell is ready. Try:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+  API        {url}/v1
+  live page  {url}/mell/"""
+
+
+class IngressBackend:
+    """Implements `Backend` over the deployments."""
+
+    def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
+        self.id = IngressId(own_id())
+        app = own_app()
+        self._api = api
+        self.settings: IngressSettings = config
+        self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
+        keys = self._key_file.read() if self._key_file is not None else config.api_keys
+        self.tracer = _make_tracer(config, self.id)
+        self.telemetry = _make_telemetry(config, api.decode, self.tracer)
+        self._initial = config.initial_replicas
+        self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
+        self._started = False
+        self._logged_running: int | None = None
+        self._scheduler = scheduler_client(app)
+        self._membership = ServeMembership("Engine", app, f"ingress-{self.id}", self._changed)
+        self._peers: frozenset[ReplicaId] = frozenset()
+        self._processes = processes = ingresses(app)
+        self._ingresses = ServeMembership("Ingress", app, f"ingresses-{self.id}", self._peers_changed)
+        replicas = engines(app, config.replica_silence_s)
+        self._metrics = MetricsCollector(
+            (ReplicaId(self.id), self.own_metrics),
+            self._scheduler,
+            [
+                ("Engine", replicas, self._membership),
+                ("Ingress", processes, self._ingresses),
+            ],
+        )
+        self.orders = EngineOrders(replicas, self._membership)
+        self._adapters = AdapterOrders(
+            AdapterStore(app),
+            config.model_names,
+            config.adapters,
+            (replicas, self._membership),
+            (processes, self._ingresses),
+            api.serve_adapters,
+        )
+        placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
+        self._placer = placer
+        chooser = ClassChooser(config.service_classes, config.service_tiers)
+        deadlines = FirstTokenDeadlines(config.deadlines_s, placer.soonest_s)
+        self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
+        self.streams = Streams(
+            self.id,
+            replicas,
+            placer,
+            self._scheduler,
+            config.no_replica_timeout_s,
+            config.max_engine_losses,
+            lost=self.telemetry.lost.inc,
+            tracer=self.tracer,
+        )
+        self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
+        self._migrations: dict[str, Any] = {"migrations": []}
+        self._scheduler_down = False
+        self._refresher = asyncio.create_task(repeat(self._refresh, config.refresh_s))
+
+    def _changed(self, membership: Membership) -> None:
+        self.streams.watch(membership)
+        self.check_started()
+
+    def _peers_changed(self, membership: Membership) -> None:
+        running = frozenset(membership.running)
+        for gone in self._peers - running:
+            self._processes.forget(gone)
+        self._peers = running
+
+    def check_started(self) -> None:
+        """Log the progress of the start until as many replicas run as are to run at the start."""
+        if self._started:
+            return
+        running = len(self._membership.running)
+        if running >= self._initial:
+            self._started = True
+            log.info(_READY.format(url=self._url))
+        elif running != self._logged_running:
+            self._logged_running = running
+            log.info("%d of %d engines run", running, self._initial)
+
+    async def _refresh(self) -> None:
+        """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
+        if self._key_file is not None:
+            self.gate.reload(self._key_file)
+        await self._placer.refresh()
+        if self.telemetry.keeps_times:
+            self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
+        await self.refresh_adapters()
+        if not self._started:
+            await self._lower_initial()
+
+    async def refresh_adapters(self) -> None:
+        """Follow the adapters that are loaded at run time, if that is allowed."""
+        if not self.settings.allow_runtime_lora_updating:
+            return
+        try:
+            await self._adapters.refresh()
+        except Exception:
+            log.exception("the list of adapters could not be read")
+
+    async def _lower_initial(self) -> None:
+        """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
+        with contextlib.suppress(Exception):
+            wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted()
+            if wanted is not None:
+                self._initial = min(self._initial, wanted)
+                self.check_started()
+
+    def health(self) -> str | None:
+        """See `Backend.health`."""
+        if not self._started:
+            return f"starting: {len(self._membership.running)} of {self._initial} replicas run"
+        return None if self._membership.running else "no replica accepts requests"
+
+    def version(self) -> dict[str, str]:
+        """See `Backend.version`."""
+        return {"version": VERSION, **{name: installed_version(name) for name in ("vllm", "ray", "torch")}}
+
+    async def own_metrics(self) -> Sequence[Family]:
+        """The metrics of this ingress."""
+        return (*self.telemetry.expose(self.id), *await self._api.metrics(self.id))
+
+    async def metrics(self) -> bytes:
+        """See `Backend.metrics`."""
+        return await self._metrics.scrape()
+
+    async def document(self) -> bytes:
+        """See `Backend.document`."""
+        return await self._api.document()
+
+    async def state(self) -> dict[str, Any]:
+        """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
+        with self._ignore_scheduler_outage():
+            self._state = await self._scheduler.within(_STATE_TIMEOUT_S).state()
+        return self._state
+
+    async def migrations(self) -> dict[str, Any]:
+        """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
+        with self._ignore_scheduler_outage():
+            self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).migrations()
+        return self._migrations
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See `Backend.snapshot`; while the scheduler is unavailable, its last answer."""
+        with self._ignore_scheduler_outage():
+            self._state, self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).snapshot()
+        return self._state, self._migrations
+
+    @contextlib.contextmanager
+    def _ignore_scheduler_outage(self) -> Iterator[None]:
+        """Continue without an answer of the scheduler; log one line per outage, since open pages poll continuously."""
+        try:
+            yield
+            self._scheduler_down = False
+        except Exception as error:
+            if not self._scheduler_down:
+                log.warning("no answer from the scheduler: %r", error)
+            self._scheduler_down = True
+
+    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        """See `Backend.migrate`."""
+        id = uuid.uuid4().hex[:16]
+        return await self._order(lambda scheduler: scheduler.migrate(id, reference, target, path))
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        """See `Backend.drain`."""
+        return await self._order(lambda scheduler: scheduler.drain(replica))
+
+    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+        """See `Backend.set_role`."""
+        return await self._order(lambda scheduler: scheduler.set_role(replica, role))
+
+    async def set_mode(self, mode: Mode) -> MoveAnswer:
+        """See `Backend.set_mode`."""
+        return await self._order(lambda scheduler: scheduler.set_mode(mode))
+
+    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+        """See `Backend.set_bounds`."""
+        return await self._order(lambda scheduler: scheduler.set_bounds(least, most))
+
+    async def match(self, order: MatchOrder) -> dict[str, Any]:
+        """See `Backend.match`."""
+        arrival = await self._api.arrival(order)
+        try:
+            return await self._scheduler.within(_CONTROL_TIMEOUT_S).match(arrival)
+        except Exception as error:
+            log.warning("no answer from the scheduler about a prompt: %r", error)
+            raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable") from error
+
+    async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
+        """See `Backend.names`."""
+        return await self._api.names(order) if order.of_prompt else None
+
+    async def prefix(self, order: CopyPrompt) -> RequestSpec:
+        """See `Backend.prefix`."""
+        return await self._api.prefix(order, self.id)
+
+    async def load_adapter(self, order: LoadAdapter) -> str:
+        """See `Backend.load_adapter`."""
+        return await self._adapters.load(order)
+
+    async def unload_adapter(self, name: str) -> str:
+        """See `Backend.unload_adapter`."""
+        return await self._adapters.unload(name)
+
+    async def _order(self, order: Callable[[SchedulerStub], Awaitable[MoveAnswer]]) -> MoveAnswer:
+        """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
+        deadline = time.monotonic() + _CONTROL_PATIENCE_S
+        failing = False
+        while True:
+            try:
+                return await order(self._scheduler.within(_CONTROL_TIMEOUT_S))
+            except Exception as error:
+                if not failing:
+                    log.warning("no answer from the scheduler to an order: %r", error)
+                failing = True
+                if time.monotonic() > deadline:
+                    return MoveRejected(503, "the scheduler is unavailable; try again")
+            await asyncio.sleep(_CONTROL_RETRY_S)
+
+    async def close(self, within_s: float) -> None:
+        """Stop the background tasks and flush the traces within `within_s` seconds."""
+        self._refresher.cancel()
+        self._membership.stop()
+        self._ingresses.stop()
+        await self.tracer.close(within_s)
+
+
+async def repeat(refresh: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Call `refresh` for ever, with pauses of `every_s` seconds. Of failures in a row, the first is logged."""
+    failing = False
+    while True:
+        try:
+            await refresh()
+            failing = False
+        except Exception:
+            if not failing:
+                log.exception("the view of the cluster, or the keys, could not be refreshed")
+            failing = True
+        await asyncio.sleep(every_s)
+
+
+def _own_url(config: IngressConfig) -> str:
+    """The URL at which clients on this machine reach the ingress's own port."""
+    assert config.port is not None
+    return endpoint(config.host, config.port, config.ssl_certfile is not None) + config.root_path
+
+
+def add_middleware(app: Starlette, path: str) -> None:
+    """Put a middleware around an application, as vLLM's server does.
+
+    Raises:
+        ImportError, AttributeError: there is none of that import path.
+    """
+    module, _, name = path.rpartition(".")
+    found: Any = getattr(importlib.import_module(module), name)
+    if inspect.iscoroutinefunction(found):
+        app.add_middleware(BaseHTTPMiddleware, dispatch=found)
+    else:
+        app.add_middleware(found)
+
+
+def _make_telemetry(config: IngressConfig, decode: Callable[[Sequence[int]], str], tracer: Tracer) -> RequestTelemetry:
+    classes = config.service_classes.names
+    text = decode if config.log_text else None
+    return RequestTelemetry(config.model_id, text, tracer=tracer, classes=classes, keeps_times=config.has_level)
+
+
+def _make_tracer(config: IngressConfig, instance: str) -> Tracer:
+    if config.otlp_traces_endpoint is None:
+        return NO_TRACER
+    from app.ingress.telemetry.spans import OpenTelemetryTracer, batched
+
+    return OpenTelemetryTracer(batched(config.otlp_traces_endpoint), config.model_id, instance)
+
+
+@serve.ingress()
+class IngressReplica:
+    """Serves the routes on its own port and, if it runs, behind Serve's HTTP proxy."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: IngressConfig,
+        topology: Topology,
+        engines: DeploymentHandle,
+        scheduler: DeploymentHandle,
+    ) -> None:
+        """The handles make Serve deploy the other deployments; calls address them by name."""
+        check_environment()
+        start_guard()
+        take_niceness_of_parent()
+        self._api = VllmApi(config)
+        self._backend = IngressBackend(config, topology, self._api)
+        self._control = ControlRoutes(self._backend)
+        self._app = self._control.app(await self._api.start(self._backend))
+        await self._backend.refresh_adapters()
+        for path in config.middleware:
+            add_middleware(self._app, path)
+        if self._backend.tracer is not NO_TRACER:
+            self._app.add_middleware(KeepHttpScope)
+        self._grace_s = config.grace_s
+        self._server: HttpServer | None = None
+        freeze_heap()
+        if config.port is not None:
+            listening = await listen(config.host, config.port, f"{own_app()}.{generation()}", _BIND_WAIT_S)
+            served = BelowPath(self._app, config.root_path) if config.root_path else self._app
+            bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
+            self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))
+            log.info("listening on %s", _own_url(config))
+            self._backend.check_started()
+
+    async def __serve_build_asgi_app__(self) -> Starlette:
+        """Called by Serve once this replica is constructed."""
+        return self._app
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if the API can answer no more requests: Serve then replaces this replica."""
+        self._api.check_health()
+
+    async def metrics(self) -> Sequence[Family]:
+        """The metrics of this ingress, for the scraped ingress."""
+        return await self._backend.own_metrics()
+
+    async def refresh_adapters(self) -> None:
+        """See `IngressApi.refresh_adapters`."""
+        await self._backend.refresh_adapters()
+
+    async def __del__(self) -> None:
+        self._control.close()
+        # Serve kills the process at the end of the grace period, so finish before.
+        if self._server is not None:
+            await self._server.close(self._grace_s * 0.9)
+        await self._api.close()
+        await self._backend.close(self._grace_s * 0.05)
+
+
+if TYPE_CHECKING:
+    _offers: type[IngressApi] = IngressReplica

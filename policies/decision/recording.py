@@ -1,0 +1,101 @@
+"""Recordings: epochs as JSON lines, with all inputs of their decisions, so that a replay can decide them again.
+
+The first line has the terms of the scheduler, every other line an epoch. The scheduler writes recordings, the simulator
+reads them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from policies.cluster.changes import Arrival
+from policies.decision.limits import Mode, Terms
+from policies.decision.observation import Observation, PoolId
+from policies.model import ReplicaId, Role
+from policies.plan import Move, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCall:
+    """The placement of an arrival at the time `at`, on no replica of `exclude`. For `slices` see `Epoch`."""
+
+    at: float
+    arrival: Arrival
+    exclude: tuple[ReplicaId, ...] = ()
+    label: str = ""
+    slices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An operator's order at the time `at`. For `slices` see `Epoch`."""
+
+    at: float
+    move: Move
+    slices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOrdered:
+    """An operator's role for a replica, at the time `at`; None: no longer. For `slices` see `Epoch`."""
+
+    at: float
+    replica: ReplicaId
+    role: Role | None
+    slices: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModeOrdered:
+    """Another mode of the epochs, from the time `at` on. For `slices` see `Epoch`."""
+
+    at: float
+    mode: Mode
+    slices: int = 0
+
+
+Entry = PlacedCall | Ordered | RoleOrdered | ModeOrdered
+"""A call to the decision between two epochs, or during one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch: the observation, the plans by pool, and the `entries` since the previous epoch, in order of time.
+
+    An entry with `slices` was made during the decision of this epoch, after that number of its slices.
+    """
+
+    entries: tuple[Entry, ...]
+    seen: Observation
+    plans: Mapping[PoolId, tuple[Plan, ...]]
+
+
+_TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
+_EPOCH: TypeAdapter[Epoch] = TypeAdapter(Epoch)
+
+
+def terms_line(terms: Terms) -> bytes:
+    """The first line of a recording, without its end."""
+    return _TERMS.dump_json(terms)
+
+
+def epoch_line(epoch: Epoch) -> bytes:
+    """The line of an epoch, without its end."""
+    return _EPOCH.dump_json(epoch)
+
+
+def parse_recording(lines: Sequence[bytes], name: str) -> tuple[Terms, Iterator[Epoch]]:
+    """The terms and epochs of a recording's lines. For an invalid line of the recording `name`, the call or the
+    iteration raises `ValueError`.
+    """
+    terms: Terms = _parse(_TERMS, lines[0] if lines else b"", name, 1)
+    return terms, (_parse(_EPOCH, line, name, number) for number, line in enumerate(lines[1:], 2))
+
+
+def _parse(adapter: TypeAdapter[Any], line: bytes, name: str, number: int) -> Any:
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        raise ValueError(f"{name}, line {number}: {error.errors()[0]['msg']}") from None

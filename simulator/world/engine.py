@@ -1,0 +1,405 @@
+"""One replica's engine: continuous batching, chunked prefill, KV memory and preemption, as in vLLM.
+
+    waiting --room--> prefill --all computed--> decode --all generated--> over
+       ^                 |                        |
+       +---preempted-----+------------------------+--freeze--> frozen --release--> gone
+
+As long as the running requests stay the same, decoding follows a closed formula; a step that prefills is a separate
+event. If prefills share the steps of decoding requests, requests are admitted, preempted and frozen between two steps,
+as in a real engine: an arrival waits for the end of the step under way. Times are seconds of virtual time. The caller
+passes the current time to every change, and calls `settle` after the last of simultaneous changes.
+"""
+
+import math
+from bisect import insort_left, insort_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from operator import attrgetter
+
+from policies.cost.steps import PrefillChunk
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
+from simulator.caches.cache import SimulatedCache
+from simulator.costs.steps import Leg, StepTimes
+from simulator.world.batch import NEARLY, NEVER, Batch
+from simulator.world.live import Live, Stage
+
+_turn = attrgetter("turn")
+
+
+class Memory(StrEnum):
+    """The rule for exceeding a replica's memory."""
+
+    STRICT = "strict"
+    """Never exceeded: there is always room for a further step."""
+    SLOTS = "slots"
+    """May be exceeded between decisions."""
+    UNBOUNDED = "unbounded"
+    """May always be exceeded."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """The events of one `settle`: the affected requests by kind of event, in the order of the events.
+
+    The requests in `refused` have lost the room that was promised to them, those in `filling` have a part of their
+    prefill done and a part left.
+    """
+
+    prefilling: list[Live] = field(default_factory=list)
+    filling: list[Live] = field(default_factory=list)
+    decoding: list[Live] = field(default_factory=list)
+    over: list[Live] = field(default_factory=list)
+    preempted: list[Live] = field(default_factory=list)
+    refused: list[RequestId] = field(default_factory=list)
+
+
+class SimulatedEngine:
+    """An engine with room for `capacity` tokens of KV, which may change; a `cache` has the rest of the memory.
+
+    `running` are the admitted requests in the order of their admission; of the last in turn, the last one is preempted
+    first, and `waiting` ones are admitted in the order of their turns, which are equal without classes. `reserved` is
+    the room promised to requests on their way here, which is withdrawn before any preemption. `handed` is the room of
+    requests during their hand-over, on both sides. `full_s` is the time at which memory will be full without changes.
+    """
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        node: str,
+        capacity: Tokens,
+        times: StepTimes,
+        memory: Memory,
+        on_steps: Callable[[float, float], None] | None = None,
+        cache: SimulatedCache | None = None,
+    ) -> None:
+        self.replica = replica
+        self.node = node
+        self.capacity = capacity
+        self.running: dict[RequestId, Live] = {}
+        self.waiting: deque[Live] = deque()
+        self.reserved: dict[RequestId, float] = {}
+        self.handed: dict[RequestId, float] = {}
+        self.batch = Batch(times, on_steps)
+        self.full_s = NEVER
+        self.cache = cache
+        self._times = times
+        self._memory = memory
+        self._still = 0.0
+        """The part of the used memory that does not grow, in tokens: prefills, hand-overs, and promised room."""
+        self._prefills: deque[Live] = deque()
+        self._chunks: list[tuple[Live, int]] = []
+        self._step_ends = NEVER
+        self._awaited = NEVER
+        """The end of the decoding step under way, if a request waits for it."""
+        self._admitted: list[Live] = []
+        self._started: list[Live] = []
+        self._filling: list[Live] = []
+
+    # --- queries --------------------------------------------------------------------------------------
+
+    def free_blocks(self, now: float) -> Blocks | None:
+        """The free blocks of an engine with a prefix cache, which reports them; None without one. Below zero if the
+        capacity is below what is used.
+        """
+        return None if self.cache is None else Blocks(int(self.free(now)) // self.cache.block_tokens)
+
+    def free(self, now: float) -> float:
+        """Tokens of KV that are neither used nor promised."""
+        shared = 0 if self.cache is None else self.cache.shared_tokens
+        return self.capacity - self._still - self.batch.context(now) + shared
+
+    def prefilling(self) -> int:
+        """Tokens that wait for their prefill."""
+        return sum(live.todo for live in self._prefills) + sum(live.todo for live in self.waiting)
+
+    def load_s(self, now: float) -> float:
+        """Seconds to load blocks that have arrived: they wait for the next step, and are loaded in it."""
+        if not self._times.prefills:
+            return 0.0
+        return self.rest_s(now) + self._times.decode(self.batch.size + 1, self.batch.context(now)).step_s
+
+    def rest_s(self, now: float) -> float:
+        """Seconds until the end of the step under way; 0 between two steps."""
+        return self._step_ends - now if self._in_step else self.batch.rest_s(now)
+
+    def ends_with_step(self, live: Live, now: float) -> bool:
+        """True if the step under way generates the last token of a decoding request."""
+        return self._times.interferes and self._whole(live, now) >= live.job.prompt + live.job.output
+
+    def due(self) -> float:
+        """The time of the next `settle` if nothing changes. `settle` must have been called after the last change."""
+        if self._in_step:
+            return self._step_ends
+        times = [self._step_ends, self._awaited, self.batch.next_end()]
+        if self._memory is Memory.STRICT:
+            times.append(self.full_s)
+        return min(times)
+
+    # --- changes ----------------------------------------------------------------------------------------
+
+    def add(self, live: Live) -> None:
+        """Queue a request without KV: it waits for room, and is then prefilled as a whole."""
+        live.queue()
+        live.at = self.replica
+        insort_right(self.waiting, live, key=_turn)
+
+    def adopt(self, live: Live, todo: int, now: float) -> None:
+        """Admit a request with all of its KV except `todo` tokens at once. It uses the room promised to it."""
+        self.batch.sync(now)
+        self.release(live.id)
+        live.at = self.replica
+        self._admit(live, todo, now)
+
+    def receive(self, live: Live, todo: int) -> None:
+        """Queue a request whose KV is in the prefix cache, except for `todo` tokens."""
+        self.release(live.id)
+        live.at = self.replica
+        live.stage, live.todo = Stage.WAITING, todo
+        insort_right(self.waiting, live, key=_turn)
+
+    def take_over(self, live: Live, origin: "SimulatedEngine", now: float) -> None:
+        """Move a request from another engine instantaneously, with its KV and its stage."""
+        stage, todo = live.stage, live.todo
+        origin.remove(live, now)
+        if stage is Stage.WAITING:
+            self.add(live)
+        else:
+            self.adopt(live, todo if stage is Stage.PREFILL else 0, now)
+
+    def remove(self, live: Live, now: float) -> None:
+        """Remove a request and free its memory."""
+        if live.stage is Stage.WAITING:
+            self.waiting.remove(live)
+            live.stage = Stage.NOWHERE
+        else:
+            self.batch.sync(now)
+            self._leave(live, now)
+
+    def freeze(self, live: Live, now: float) -> None:
+        """Stop and remove a decoding request. Its blocks stay in memory until `release`.
+
+        The step under way still yields a token of it.
+        """
+        rest_s, held = self.rest_s(now), self._whole(live, now)
+        self.remove(live, now)
+        live.stage = Stage.FROZEN
+        if self._times.interferes:
+            live.held, live.stopped_s = held, now + rest_s
+        # Blocks that others use are theirs.
+        self.handed[live.id] = live.held - self.shares(live)
+        self._still += self.handed[live.id]
+
+    def shares(self, live: Live) -> int:
+        """The tokens of a request's blocks that running requests use: it needs no memory of its own for them."""
+        if self.cache is None:
+            return 0
+        return self.cache.active(live.job.context[: (live.need - 1) // self.cache.block_tokens])
+
+    def reserve(self, request: RequestId, tokens: float, now: float, shared: float = 0.0) -> bool:
+        """Promise room to a request on its way here; False if there is not enough beside the `shared` tokens, which
+        running requests have here.
+        """
+        if self._memory is not Memory.UNBOUNDED and self.free(now) < tokens - shared:
+            return False
+        self.reserved[request] = tokens - shared
+        self._still += tokens - shared
+        return True
+
+    def secure(self, request: RequestId) -> None:
+        """Make the room promised to a request irrevocable, since the request is about to arrive."""
+        if request in self.reserved:
+            self.handed[request] = self.reserved.pop(request)
+
+    def release(self, request: RequestId) -> None:
+        """Free the memory held for a request or promised to it."""
+        self._still -= self.handed.pop(request, 0.0) + self.reserved.pop(request, 0.0)
+
+    def settle(self, now: float, decided: bool = False) -> Settled:
+        """Bring the engine up to date: end, preempt and admit requests, and begin the next step.
+
+        `decided` is true just after the execution of an epoch's decisions.
+        """
+        happened = Settled()
+        self.batch.sync(now)
+        self._trim(now)
+        if now >= self._step_ends:
+            self._end_step(now)
+        self._finish(now, happened)
+        between = not self._times.interferes or not self.rest_s(now)
+        if (between and self._memory is Memory.STRICT) or (decided and self._memory is Memory.SLOTS):
+            self._relieve(now, happened)
+        if between:
+            self._admit_waiting(now)
+            self._finish(now, happened)
+        if between and self._prefills and self._step_ends == NEVER:
+            self._begin_step(now)
+        elif not self._in_step:
+            self.batch.pace()
+        self.full_s = self._full_s(now)
+        self._awaited = now + self.rest_s(now) if not between and self._is_awaited(now) else NEVER
+        happened.prefilling, self._admitted = self._admitted, []
+        happened.filling, self._filling = self._filling, []
+        happened.decoding, self._started = self._started, []
+        self._trim(now)
+        return happened
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    @property
+    def _in_step(self) -> bool:
+        """True while a step with prefills determines the pace of decoding."""
+        return self._step_ends < NEVER and self._times.interferes
+
+    def _whole(self, live: Live, now: float) -> float:
+        """The tokens of a request at the end of the step under way."""
+        return math.ceil(live.tokens(now) - NEARLY)
+
+    def _is_awaited(self, now: float) -> bool:
+        """True if something begins at the end of the decoding step under way."""
+        return bool(self._prefills) or (bool(self.waiting) and self._admits(self.waiting[0], now))
+
+    def _full_s(self, now: float) -> float:
+        """The time at which memory will be full without changes: too full for the next step, if steps are whole."""
+        size = self.batch.size
+        if not size:
+            return NEVER
+        room = self.free(now)
+        if not self._times.interferes:
+            return self.batch.after(room / size)
+        begun = self.batch.left(now)
+        return self.batch.after(begun + max(0, math.floor(room / size - begun + NEARLY)))
+
+    def take_in(self, names: Sequence[int], now: float) -> None:
+        """Add copied blocks to the prefix cache, as far as there is memory for them."""
+        if self.cache is not None:
+            self.cache.take_in(names)
+            self._trim(now)
+
+    def _trim(self, now: float) -> None:
+        """Leave the prefix cache the memory that nothing else needs."""
+        if self.cache is not None:
+            self.cache.trim(self.free(now))
+
+    def _begin_step(self, now: float) -> None:
+        """Begin a step that prefills queued requests, first come first served, within the budget."""
+        left = self._times.budget(self.batch.size)
+        chunks = []
+        for live in self._prefills:
+            self._reuse(live)
+            if live.cached is None:
+                live.cached = live.need - live.todo
+            tokens = min(live.todo, left)
+            self._chunks.append((live, tokens))
+            chunks.append(PrefillChunk(tokens, max(0, math.ceil(live.held) - live.todo)))
+            left -= tokens
+            if self.cache is not None:
+                self.cache.fill(live.id, live.need - live.todo + tokens)
+            if left <= 0:
+                break
+        seconds = self._times.prefill(self.batch.size, self.batch.context(now), chunks)
+        self._step_ends = round(now + seconds, 9)
+        self.batch.pace(Leg(seconds, 0.0) if self._times.interferes else None)
+
+    def _end_step(self, now: float) -> None:
+        self._step_ends = NEVER
+        chunks, self._chunks = self._chunks, []
+        for live, tokens in chunks:
+            live.todo -= tokens
+            if live.todo > 0:
+                self._filling.append(live)
+            else:
+                self._prefills.remove(live)
+                self._still -= live.held
+                live.held += 1  # a prefill ends with a token
+                self._decode(live, now)
+
+    def _admit_waiting(self, now: float) -> None:
+        """Admit waiting requests in their order, as long as there is room for the next one."""
+        while self.waiting:
+            live = self.waiting[0]
+            if not self._admits(live, now):
+                return
+            self.waiting.popleft()
+            self._admit(live, live.todo, now)
+
+    def _admits(self, live: Live, now: float) -> bool:
+        """True if there is room for a waiting request."""
+        return (
+            self._memory is Memory.UNBOUNDED or self.free(now) - self._spare() >= live.held - self.shares(live) - NEARLY
+        )
+
+    def _spare(self) -> float:
+        """Tokens that must stay free after an admission: at least one step of all requests, so that they can go on."""
+        if not self.running and not self._still:
+            return 0.0
+        step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
+        return max(self._times.watermark(self.capacity), step)
+
+    def _reuse(self, live: Live) -> None:
+        """Leave out the first tokens of a prefill that are in the cache, unless some have been computed."""
+        if self.cache is None:
+            return
+        done = self.cache.claim(live.id, live.job.context, live.need, live.need - live.todo)
+        live.todo = min(live.todo, live.need - done)
+
+    def _admit(self, live: Live, todo: int, now: float) -> None:
+        self.running[live.id] = live
+        live.todo = todo
+        self._reuse(live)
+        if todo and self._times.prefills:
+            live.stage = Stage.PREFILL
+            self._still += live.held
+            self._prefills.append(live)
+            self._admitted.append(live)
+        else:
+            self._decode(live, now)
+
+    def _decode(self, live: Live, now: float) -> None:
+        self.batch.join(live, now)
+        self._started.append(live)
+
+    def _leave(self, live: Live, now: float) -> None:
+        """Remove an admitted request from the batch or from the prefills."""
+        del self.running[live.id]
+        if self.cache is not None:
+            if live.stage is Stage.DECODE:
+                # The KV of the newest token is computed with the next one.
+                self.cache.fill(live.id, math.ceil(live.tokens(now) - NEARLY) - 1)
+            self.cache.release(live.id)
+        if live.stage is Stage.DECODE:
+            self.batch.leave(live, now)
+            return
+        self._prefills.remove(live)
+        self._chunks = [chunk for chunk in self._chunks if chunk[0] is not live]
+        self._still -= live.held
+        live.stage = Stage.NOWHERE
+
+    def _finish(self, now: float, happened: Settled) -> None:
+        while (live := self.batch.ended()) is not None:
+            self._leave(live, now)
+            live.stage, live.held = Stage.OVER, live.job.prompt + live.job.output
+            happened.over.append(live)
+
+    def _relieve(self, now: float, happened: Settled) -> None:
+        """Free memory until the next step has room: promised room first, then the youngest request."""
+        while self.batch.size and self.free(now) <= self._least():
+            if self.reserved:
+                request = next(reversed(self.reserved))
+                self.release(request)
+                happened.refused.append(request)
+                continue
+            live = max(reversed(self.running.values()), key=_turn)
+            self._leave(live, now)
+            live.preemptions += 1
+            live.queue()
+            insort_left(self.waiting, live, key=_turn)
+            happened.preempted.append(live)
+
+    def _least(self) -> float:
+        """The free tokens at which memory is full; with whole steps, it has to take a token of every request."""
+        nearly = NEARLY * (1 + self.batch.size)
+        if self._memory is not Memory.STRICT:
+            return -nearly
+        return self.batch.size - nearly if self._times.interferes else nearly

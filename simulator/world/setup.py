@@ -1,0 +1,65 @@
+"""The set-up of a simulation: cluster, epochs and limits. Costs are in `simulator.costs.costs`."""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from policies.cost.service import ServiceLevel
+from policies.decision.limits import Limits, Sizes
+from policies.model import Tokens
+from policies.precedence import NO_CLASSES, ServiceClasses
+from policies.prefix.routing import Routing
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A cluster of replicas with `capacity` tokens of KV cache each, `gpus_per_node` per node.
+
+    At least `min_replicas` replicas are open from the start and stay, and at most `max_gpus` exist. `caps` are further
+    maximums, each from its time in seconds on; no replica is closed because of a cap.
+
+    `decode_rate` is in tokens per second and request, and applies if the costs have no decode times. `epoch_s` are the
+    seconds between epochs, `horizon_s` the seconds until the end of the simulation. With `batched` an epoch decides all
+    its changes together, otherwise one by one (the paper's Algorithm 1). At most `moves_at_once` moves are under way,
+    and at most `moves_per_replica` from or to one replica (None: no limit). With a `service` level, which needs costs
+    with step times, limits of zero follow from it and from measurements. `classes` order requests, in the engines, too.
+
+    Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
+    `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
+    moves. `sizes` are those for which decisions want room on a replica. `prefill_gpus` replicas are for prefills alone,
+    with costs of moves; what the others compute `returns` to these where that pays. With `auto_prefills` that is their
+    maximum.
+    """
+
+    capacity: Tokens
+    decode_rate: float = 25.0
+    epoch_s: float = 1.0
+    gpus_per_node: int = 8
+    horizon_s: float = 3600.0
+    min_replicas: int = 0
+    max_gpus: int | None = None
+    caps: tuple[tuple[float, int], ...] = ()
+    batched: bool = True
+    limits: Limits = field(default_factory=Limits)
+    moves_at_once: int | None = None
+    moves_per_replica: int | None = None
+    service: ServiceLevel | None = None
+    block_tokens: int = 0
+    routing: Routing = Routing.TREE
+    copies: bool = False
+    prefill_gpus: int = 0
+    auto_prefills: bool = False
+    returns: bool = True
+    sizes: Sizes = Sizes.MARGINAL
+    classes: ServiceClasses = NO_CLASSES
+
+    def most_gpus(self, now: float) -> int | None:
+        """The maximum number of replicas at a time; None without a maximum."""
+        index = bisect_right(self.caps, now, key=itemgetter(0)) - 1
+        capped = [self.caps[index][1]] if index >= 0 else []
+        return min([*capped, *([] if self.max_gpus is None else [self.max_gpus])], default=None)
+
+    @property
+    def slotted_rate(self) -> float:
+        """Tokens per second and request with slots of one epoch: each slot has a whole number of tokens."""
+        return max(1, round(self.decode_rate * self.epoch_s)) / self.epoch_s

@@ -1,0 +1,151 @@
+"""A fleet of replicas under an autoscaler."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from policies.model import RequestId, Tokens
+from simulator.autoscaling.fleet import SimulatedFleet, requests_per_replica
+from simulator.autoscaling.rule import LoadMeasure, ScalingRule
+from simulator.costs.costs import ComputeCosts, Costs
+from simulator.workload.workload import Job
+from simulator.world.observer import Life
+from simulator.world.setup import Setup
+from tests.simulator.physics import COMPUTE, job
+
+COSTS = Costs(slots=False, startup_s=20.0, compute=ComputeCosts(((1, 0.02),), context_s=1e-6))
+SETUP = Setup(Tokens(1000), horizon_s=400.0)
+RULE = ScalingRule(target=2.0, upscale_delay_s=2.0, downscale_delay_s=10.0, look_back_s=2.0, push_s=1.0)
+
+
+@dataclass(slots=True)
+class FleetLog:
+    """Keeps all events."""
+
+    gpus: list[tuple[float, int]] = field(default_factory=list)
+    lives: dict[str, Life] = field(default_factory=dict)
+    preempted_s: list[float] = field(default_factory=list)
+
+    def counted(self, now: float, gpus: int) -> None:
+        self.gpus.append((now, gpus))
+
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        pass
+
+    def preempted(self, now: float, tokens: Tokens) -> None:
+        self.preempted_s.append(now)
+
+    def finished(self, now: float, life: Life) -> None:
+        assert life.job.id not in self.lives
+        self.lives[life.job.id] = life
+
+
+def play(jobs: list[Job], rule: ScalingRule = RULE, setup: Setup = SETUP, costs: Costs = COSTS) -> FleetLog:
+    log = FleetLog()
+    SimulatedFleet(rule, setup, costs, log, lambda now: None).run(jobs)
+    return log
+
+
+def long_jobs(count: int, at: float = 0.0) -> list[Job]:
+    """Requests that take about a minute."""
+    return [job(f"q{n}", at, prompt=10, output=240 * 10) for n in range(count)]
+
+
+def test_replicas_open_for_the_load_after_the_delay_and_close_after_theirs() -> None:
+    log = play([job(f"q{n}", 10.0, 10, 2400) for n in range(4)], setup=replace(SETUP, capacity=Tokens(20000)))
+    assert log.gpus[0] == (0.0, 1)
+    (up_s, two), (down_s, one) = log.gpus[1:]
+    assert (two, one) == (2, 1)
+    # The load is seen a push later, its mean is above the target, and the delay follows.
+    assert 12.0 < up_s <= 15.0
+    ends = max(life.finished_s for life in log.lives.values())
+    assert ends + 10.0 < down_s <= ends + 15.0
+    assert len(log.lives) == 4
+
+
+def test_a_new_replica_takes_requests_once_it_has_started() -> None:
+    early, late = [job(f"e{n}", 0.0, 10, 9000) for n in range(4)], [job(f"l{n}", 40.0, 10, 100) for n in range(2)]
+    log = play([*early, *late], setup=replace(SETUP, capacity=Tokens(50000)))
+    slow, quick = log.lives["e0"], log.lives["l0"]
+    assert log.gpus[1][0] + 20.0 < 40.0
+    assert quick.finished_s - quick.first_token_s < 100 * 0.021 < slow.finished_s
+
+
+def test_a_stopping_replica_ends_with_its_last_request() -> None:
+    early = [job(f"e{n}", 0.0, 10, 2400) for n in range(4)]
+    late = [job(f"l{n}", 40.0, 10, 4000) for n in range(2)]
+    log = play([*early, *late], setup=replace(SETUP, capacity=Tokens(50000)))
+    # The late ones are on the second replica, whose end is wanted once the early ones are over.
+    assert [gpus for _, gpus in log.gpus] == [1, 2, 3, 2, 1]
+    ends = {name: life.finished_s for name, life in log.lives.items()}
+    assert max(ends[f"e{n}"] for n in range(4)) + 20.0 < ends["l0"]
+    assert log.gpus[-1][0] == max(ends["l0"], ends["l1"])
+
+
+def test_requests_beyond_the_limit_queue_at_the_router() -> None:
+    jobs = [job(f"q{n}", 0.0, 10, 100) for n in range(3)]
+    limited = play(jobs, replace(RULE, max_ongoing=1), replace(SETUP, max_gpus=1))
+    firsts = sorted(life.first_token_s for life in limited.lives.values())
+    step_s = 0.02
+    assert firsts == pytest.approx([step_s, step_s + 100 * step_s, step_s + 200 * step_s], rel=0.05)
+    free = play(jobs, RULE, replace(SETUP, max_gpus=1))
+    assert max(life.first_token_s for life in free.lives.values()) < 3 * step_s
+
+
+def test_the_number_of_replicas_is_bounded() -> None:
+    log = play(long_jobs(20), replace(RULE, target=1.0), replace(SETUP, max_gpus=3, capacity=Tokens(50000)))
+    assert max(gpus for _, gpus in log.gpus) == 3
+    never = play([job("q", 0.0, 10, 10)], replace(RULE, target=0.01), replace(SETUP, min_replicas=2, max_gpus=2))
+    assert {gpus for _, gpus in never.gpus[1:]} == {2}
+
+
+def test_the_less_loaded_of_two_replicas_is_chosen() -> None:
+    setup = replace(SETUP, min_replicas=2, max_gpus=2, capacity=Tokens(50000))
+    fleet = SimulatedFleet(RULE, setup, COSTS, FleetLog(), lambda now: None)
+    fleet.run([job(f"q{n}", n / 10, 10, 40000) for n in range(10)])
+    assert Counter(member.ongoing for member in fleet._members.values()) == {5: 2}
+
+
+def test_by_kv_utilisation_the_replica_with_the_least_kv_is_chosen() -> None:
+    rule = ScalingRule(LoadMeasure.KV, 0.9)
+    fleet = SimulatedFleet(rule, replace(SETUP, min_replicas=2, max_gpus=2), COSTS, FleetLog(), lambda now: None)
+    fleet.run([job("large", 0.0, 500, 400), job("a", 0.1, 50, 9), job("b", 0.2, 50, 9), job("c", 5.0, 50, 900)])
+    ongoing = {str(member.engine.replica): member.ongoing for member in fleet._members.values()}
+    assert sum(ongoing.values()) == 0
+
+
+def test_kv_utilisation_counts_queued_prompts() -> None:
+    rule = ScalingRule(LoadMeasure.KV, 0.5, 0.0, 10.0, 2.0, 1.0)
+    slow = replace(COSTS, compute=ComputeCosts(((1, 0.5),)))
+    log = play([job(f"q{n}", 0.0, 450, 45) for n in range(4)], rule, costs=slow)
+    # 1,800 tokens of prompts that grow to 1,980, and 500 per replica.
+    assert max(gpus for _, gpus in log.gpus) == 4
+
+
+def test_equal_seeds_give_equal_runs() -> None:
+    jobs = [job(f"q{n}", n * 0.7, 20 + n, 300) for n in range(60)]
+    assert play(jobs).gpus == play(jobs).gpus
+    assert {n: life.finished_s for n, life in play(jobs).lives.items()} == {
+        n: life.finished_s for n, life in play(jobs).lives.items()
+    }
+
+
+def test_replicas_have_prefix_caches() -> None:
+    names = tuple(range(20))
+    jobs = [Job(RequestId(f"q{n}"), 10.0 * n, Tokens(405), Tokens(5), names) for n in range(2)]
+    setup = replace(SETUP, max_gpus=1)
+    costs = replace(COSTS, compute=COMPUTE)
+
+    def waits(block_tokens: int) -> list[float]:
+        log = play(jobs, setup=replace(setup, block_tokens=block_tokens), costs=costs)
+        return [log.lives[job.id].first_token_s - job.arrival_s for job in jobs]
+
+    first, again = waits(20)
+    assert waits(0) == pytest.approx([first, first])
+    assert again < first / 10
+
+
+def test_requests_of_mean_size_fill_a_replica() -> None:
+    assert requests_per_replica([job("a", 0, 100, 200), job("b", 0, 300, 200)], Tokens(3000)) == 10
+    assert requests_per_replica([job("a", 0, 5000, 200)], Tokens(3000)) == 1
