@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app.client.api import ApiClient
 from benchmarks.chaos.offers import undisturbed
 from benchmarks.instruments.admin import Admin
 from benchmarks.load import random_prompt
 from benchmarks.servers import PACED, Rig, add_rig_options, mell
-from client.api import ApiClient
 from deployments.engine.port import Engine
 from deployments.engine.tokens import expected
 

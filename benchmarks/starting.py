@@ -24,11 +24,11 @@ from typing import Any
 
 import psutil
 
+from app.client.api import ApiClient
 from benchmarks.chaos.processes import Processes, memory_mb
 from benchmarks.instruments.admin import Admin, OpenedStream
 from benchmarks.load import spread
 from benchmarks.servers import mell
-from client.api import ApiClient
 from deployments.processes.table import identity_of
 
 PORT = 8100

@@ -21,9 +21,9 @@ from app.cli import top as top_command
 from app.cli.doctor.command import diagnose
 from app.cli.endpoint import MellEndpoint
 from app.cli.terminal import Terminal, exit_status
+from app.client.api import check_url
 from app.versions import VERSION
 from app.vllm_cli.help import short_help
-from client.api import check_url
 from migration.protocol.messages import PathRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"

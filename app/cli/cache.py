@@ -11,7 +11,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.formatting import duration, plural
 from app.cli.terminal import Terminal
-from client.documents import BlocksDocument, CopyDocument, MatchDocument, MatchedReplicaDocument
+from app.client.documents import BlocksDocument, CopyDocument, MatchDocument, MatchedReplicaDocument
 
 _GROUNDS: Mapping[str | None, str] = {
     "content": "by content: the policy chose among the favoured replicas",

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from app.cli.errors import Failed, NotThere
-from client.api import CACHE, COPY, MATCH, MIGRATIONS, PIN, STATE, ApiClient, is_loopback
-from client.documents import (
+from app.client.api import CACHE, COPY, MATCH, MIGRATIONS, PIN, STATE, ApiClient, is_loopback
+from app.client.documents import (
     BlocksDocument,
     CopyDocument,
     MatchDocument,
@@ -20,7 +20,7 @@ from client.documents import (
     parse_records,
     parse_state,
 )
-from client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
+from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
 
 Answer = TypeVar("Answer")
 Value = TypeVar("Value")

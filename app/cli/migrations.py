@@ -8,7 +8,7 @@ from rich.text import Text
 from app.cli.endpoint import MellEndpoint
 from app.cli.formatting import duration
 from app.cli.terminal import WATCH_INTERVAL_S, Terminal
-from client.documents import Records
+from app.client.documents import Records
 from migration.protocol.record import MigrationRecord, Outcome, Recent
 
 _STYLES = {Outcome.COMMITTED: "green", Outcome.ABORTED: "red", Outcome.REFUSED: "yellow", None: "cyan"}

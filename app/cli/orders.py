@@ -7,7 +7,7 @@ from app.cli.errors import Failed
 from app.cli.formatting import plural, shown_mode
 from app.cli.migrations import summary
 from app.cli.terminal import PATIENCE_S, WAIT_INTERVAL_S, Terminal
-from client.documents import ReplicaDocument
+from app.client.documents import ReplicaDocument
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Role
 

@@ -11,7 +11,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.formatting import Bar, age, count, duration, plural, shown_mode, usage_colour
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
-from client.documents import (
+from app.client.documents import (
     PrefillsDocument,
     Records,
     ReplicaDocument,

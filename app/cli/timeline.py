@@ -14,7 +14,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.migrations import request_name
 from app.cli.terminal import Terminal
-from client.documents import Records
+from app.client.documents import Records
 from migration.protocol.record import MigrationRecord, Outcome
 
 TraceEvent = dict[str, Any]

@@ -21,7 +21,7 @@ from app.cli.formatting import Bar, age, count, usage_colour
 from app.cli.migrations import summary
 from app.cli.status import class_totals, header, styled_state, totals
 from app.cli.terminal import WATCH_INTERVAL_S, Terminal
-from client.documents import Records, ReplicaDocument, StateDocument
+from app.client.documents import Records, ReplicaDocument, StateDocument
 from policies.model import Phase
 
 RATE_WINDOW_S = 10.0

@@ -23,9 +23,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from app.client.api import ApiClient
 from benchmarks.load import random_prompt, spread
 from benchmarks.servers import MODEL, Rig, add_rig_options, mell
-from client.api import ApiClient
 
 PORT = 8100
 EPOCHS_S = 2.0

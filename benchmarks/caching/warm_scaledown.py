@@ -22,11 +22,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from app.client.api import ApiClient
 from benchmarks.load import percentile, stream
 from benchmarks.routing.case import RoutedRequest
 from benchmarks.routing.live import send
 from benchmarks.servers import MODEL, mell
-from client.api import ApiClient
 from deployments.engine.tokens import expected
 from simulator.workload.sessions import SessionShape, Texts, sessions
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from app.client.errors import ClientError
 from benchmarks.chaos.faults import ON_REPLICAS, ON_STREAMS, FaultKind, PlannedFault
 from benchmarks.chaos.processes import CONTROLLER, SCHEDULER, send
 from benchmarks.chaos.server import Server
 from benchmarks.chaos.watch import ClusterWatch
-from client.errors import ClientError
 
 NOTHING = "nothing to fault"
 ACCEPTED = "HTTP 202"

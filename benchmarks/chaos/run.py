@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from app.client.errors import ClientError
 from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge
 from benchmarks.chaos.faults import LOSING, PlannedFault
 from benchmarks.chaos.injector import FaultInjector, InjectedFault, OpenStreams
 from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
 from benchmarks.chaos.server import Server, read_answer
 from benchmarks.chaos.watch import ClusterWatch
-from client.errors import ClientError
 
 PATIENCE_S = 90.0
 """Time limit of streams after the last fault; a stream waits up to 30 s for a replica, after each loss of one."""

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from app.client.api import ApiClient
+from app.client.errors import ClientError, ErrorAnswer
+from app.client.sse import Event
 from benchmarks.chaos.answers import StreamedAnswer
 from benchmarks.chaos.offers import Offer
 from benchmarks.servers import MODEL
-from client.api import ApiClient
-from client.errors import ClientError, ErrorAnswer
-from client.sse import Event
 
 CONTROL_S = 20.0
 """Time limit of orders: the ingress repeats one for up to 12 s while the scheduler is being replaced."""

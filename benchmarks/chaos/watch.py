@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
+from app.client.errors import ClientError
 from benchmarks.chaos.processes import ENGINE, Processes
 from benchmarks.chaos.server import Server
-from client.errors import ClientError
 
 PERIOD_S = 0.5
 TWICE = 2

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import ray
 
-from client.documents import StateDocument
+from app.client.documents import StateDocument
 from deployments.serve.retirement import generation
 from deployments.serve.scaling import Wanted, write_wanted
 from policies.model import Phase

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
+from app.client.api import ApiClient
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import MemoryRow, NcclRow, Spread, StageRow, SuiteRow
 from benchmarks.servers import ROOT
-from client.api import ApiClient
 from migration.protocol.sizing import MIB
 
 TESTS = ("tests/gpu", "tests/migration/test_cupy_surface.py")

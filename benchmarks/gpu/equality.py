@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from app.client.errors import ClientError
 from benchmarks.chaos.answers import StreamedAnswer
 from benchmarks.chaos.offers import Offer, draw_prompt
 from benchmarks.chaos.server import connect, read_answer
@@ -28,7 +29,6 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import EqualityRow
 from benchmarks.instruments.admin import Admin
 from benchmarks.servers import MODEL
-from client.errors import ClientError
 
 POLL_S = 0.002
 Sampled = Literal["greedy", "seeded"]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.client.errors import ClientError
 from benchmarks.chaos.server import Server, connect, read_answer
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.equality import TimedAnswer, draw_offers, is_whole
 from benchmarks.gpu.record import FaultRow, ReplacementRow
-from client.errors import ClientError
 
 POLL_S = 0.05
 END_S = 30.0

@@ -4,13 +4,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from app.client.errors import ClientError
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import MovesRow, NeighbourRow, Spread
 from benchmarks.instruments.admin import Admin
 from benchmarks.instruments.beside import Effect, disturb
 from benchmarks.instruments.moved import MODES, MoveMode, MoveSample, move_one
 from benchmarks.load import percentile
-from client.errors import ClientError
 from migration.protocol.sizing import MIB
 
 FAILED = (RuntimeError, TimeoutError, ClientError)

@@ -4,9 +4,9 @@ import asyncio
 import time
 from typing import Any, Self
 
+from app.client.api import ApiClient
 from benchmarks.load import TimedStream, random_prompt, stream
 from benchmarks.servers import MODEL
-from client.api import ApiClient
 
 WAIT_S = 30.0
 

@@ -24,12 +24,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from app.client.documents import StateDocument, parse_state
 from benchmarks.instruments.runs import append_runs, read_runs, simulate_all
 from benchmarks.load import percentile
 from benchmarks.routing.case import RoutedRequest, with_answers
 from benchmarks.routing.live import PORT, RoutedAnswer, ask_mell, send
 from benchmarks.servers import mell
-from client.documents import StateDocument, parse_state
 from deployments.engine.pace import Pace
 from policies.decision.limits import Limits, Sizes, Terms
 from policies.model import Tokens

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from app.client.api import ApiClient
 from benchmarks.chaos.offers import Offer
 from benchmarks.chaos.server import connect
 from benchmarks.chaos.watch import ClusterWatch
@@ -36,7 +37,6 @@ from benchmarks.servers import MODEL, Rig, add_rig_options, bare_vllm, mell, pac
 from benchmarks.soak.forcing import Forcing, RoundShape, any_text, calculated
 from benchmarks.soak.report import Line, count_moves, is_good, read_lines, render, rounds_of
 from benchmarks.soak.stock import stock_texts
-from client.api import ApiClient
 
 BARE_PORT, MELL_PORT = 8107, 8106
 SETTING = ("engine", "replicas", "at_once", "seed")

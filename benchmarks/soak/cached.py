@@ -34,14 +34,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+from app.client.api import ApiClient
+from app.client.errors import ClientError, ErrorAnswer
+from app.client.sse import Event
 from benchmarks.chaos.offers import draw_prompt
 from benchmarks.chaos.watch import ClusterWatch
 from benchmarks.servers import MODEL, Rig, mell
 from benchmarks.soak.report import Line, read_lines, rounds_of
 from benchmarks.soak.stock import TIE
-from client.api import ApiClient
-from client.errors import ClientError, ErrorAnswer
-from client.sse import Event
 
 PORT = 8109
 SETTINGS: Mapping[str, Any] = {

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.client.errors import ClientError, ErrorAnswer
 from benchmarks.chaos.answers import StreamedAnswer, judge_among
 from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
 from benchmarks.chaos.server import Server, read_answer
 from benchmarks.chaos.watch import ClusterWatch
-from client.errors import ClientError, ErrorAnswer
 
 PATHS = ("kv", "tokens", "auto")
 POLL_S = 0.2

@@ -32,6 +32,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from app.client.api import ApiClient
+from app.client.errors import ClientError
 from benchmarks.chaos.offers import draw_prompt
 from benchmarks.chaos.watch import ClusterWatch
 from benchmarks.servers import MODEL, Rig, bare_vllm, mell
@@ -44,8 +46,6 @@ from benchmarks.soak.cached import (
     compare_cached,
 )
 from benchmarks.soak.report import Line, read_lines, rounds_of
-from client.api import ApiClient
-from client.errors import ClientError
 from deployments.config import Caching
 from policies.plan import Reason
 

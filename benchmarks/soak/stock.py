@@ -7,8 +7,8 @@ rare, and the two answers have little in common after one.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from app.client.api import ApiClient
 from benchmarks.chaos.offers import Offer, text_of
-from client.api import ApiClient
 
 TIE = 2e-5
 """The largest difference of two log-probabilities that counts as a tie. In stock vLLM's own answers (float32 on the

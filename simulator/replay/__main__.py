@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from client.api import STATE
+from app.client.api import STATE
 from simulator.errors import BadInput
 from simulator.replay.client import ServedModel, connect, find_model
 from simulator.replay.measurements import ReplayMeasurements, ReplaySample

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from client.api import ApiClient
-from client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer
+from app.client.api import ApiClient
+from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer
 from simulator.errors import BadInput
 from simulator.replay.stream import AnswerStream
 from simulator.replay.trace import TraceRequest

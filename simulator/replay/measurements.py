@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.documents import ReplicaDocument, StateDocument
+from app.client.documents import ReplicaDocument, StateDocument
 from policies.model import Phase
 from simulator.replay.stream import Record, StreamFault
 

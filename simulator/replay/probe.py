@@ -6,9 +6,9 @@ A replay also runs against other servers: `begin` finds the missing paths, which
 import random
 from typing import Any
 
-from client.api import MIGRATIONS, STATE, ApiClient
-from client.documents import StateDocument, parse_state
-from client.errors import ClientError
+from app.client.api import MIGRATIONS, STATE, ApiClient
+from app.client.documents import StateDocument, parse_state
+from app.client.errors import ClientError
 from simulator.replay.measurements import movable_in
 from simulator.replay.stream import StreamFault
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from client.api import ApiClient
-from client.documents import StateDocument
+from app.client.api import ApiClient
+from app.client.documents import StateDocument
 from simulator.replay.client import ServedModel, complete
 from simulator.replay.measurements import OrderedMoves, ReplayMeasurements, ReplaySample, moved_between, sample_replica
 from simulator.replay.probe import MellProbe

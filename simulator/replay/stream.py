@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from client.errors import message_in
+from app.client.errors import message_in
 from simulator.replay.trace import TraceRequest
 
 

@@ -13,8 +13,8 @@ import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from client.api import ApiClient
-from client.sse import Event
+from app.client.api import ApiClient
+from app.client.sse import Event
 
 MODEL = "mell-tiny"
 BLOCK = 32

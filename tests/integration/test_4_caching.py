@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from app.client.api import ApiClient
 from benchmarks.soak.cached import KINDS, CachedShape, CachedSoak
-from client.api import ApiClient
 from tests.integration.application import BLOCK, MODEL, Answer, Application, Client, eventually, prompt, total
 
 PROMPT = 6 * BLOCK + 8

@@ -15,7 +15,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import NotThere
 from app.cli.formatting import plural
 from app.cli.terminal import Terminal
-from client.api import check_url, is_loopback
+from app.client.api import check_url, is_loopback
 
 _DASHBOARD, _GCS = 8265, 6379
 _CUDA_PARTS = {

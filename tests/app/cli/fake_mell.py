@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from app.ingress.errors import ApiError
-from tests.client.sample import BUSY, MATCHED, MOVED
+from tests.app.client.sample import BUSY, MATCHED, MOVED
 
 
 @dataclass

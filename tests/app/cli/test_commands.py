@@ -14,7 +14,7 @@ from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveReque
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
-from tests.client.sample import BUSY, MATCHED, record
+from tests.app.client.sample import BUSY, MATCHED, record
 
 Mell = Callable[..., Result]
 

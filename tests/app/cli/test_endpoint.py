@@ -6,7 +6,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed, NotThere
 from app.ingress.errors import ApiError
 from tests.app.cli.fake_mell import FakeMell, free_port
-from tests.client.sample import BUSY, MOVED
+from tests.app.client.sample import BUSY, MOVED
 
 
 def test_documents_and_their_values(url: str) -> None:

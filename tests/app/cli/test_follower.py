@@ -3,9 +3,9 @@
 from typing import Any
 
 from app.cli.migrations import Follower
-from client.documents import Records, parse_records
+from app.client.documents import Records, parse_records
 from migration.protocol.record import Outcome
-from tests.client.sample import record
+from tests.app.client.sample import record
 
 
 def listed(*records: dict[str, Any]) -> Records:

@@ -1,8 +1,8 @@
 """Rates over successive states."""
 
 from app.cli.top import RATE_WINDOW_S, RateWindow
-from client.documents import StateDocument, parse_state
-from tests.client.sample import replica, request, state
+from app.client.documents import StateDocument, parse_state
+from tests.app.client.sample import replica, request, state
 
 
 def seen(*requests: tuple[str, int, int]) -> StateDocument:

@@ -11,13 +11,13 @@ from app.cli.formatting import Bar, age, cells, count, duration
 from app.cli.migrations import render_migrations
 from app.cli.status import render_status
 from app.cli.top import Rates, TopView, render_top
-from client.documents import parse_match, parse_records, parse_state
+from app.client.documents import parse_match, parse_records, parse_state
 from policies.decision.matching import Basis, Routed
 from policies.decision.placement import Queue
 from policies.model import Phase, ReplicaId, Role
 from policies.precedence import Precedence
 from tests.app.cli.conftest import drawn
-from tests.client.sample import BUSY, MATCHED, MOVED, NOW, match, record, replica, request, state
+from tests.app.client.sample import BUSY, MATCHED, MOVED, NOW, match, record, replica, request, state
 
 URL = "http://127.0.0.1:8000"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])

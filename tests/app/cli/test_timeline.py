@@ -4,9 +4,9 @@ from itertools import pairwise
 from typing import Any
 
 from app.cli.timeline import trace_events
-from client.documents import parse_records
+from app.client.documents import parse_records
 from migration.protocol.record import Outcome
-from tests.client.sample import NOW, record
+from tests.app.client.sample import NOW, record
 
 
 def events(*records: dict[str, Any]) -> list[dict[str, Any]]:

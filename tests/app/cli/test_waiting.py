@@ -14,7 +14,7 @@ from app.cli.top import TopScreen, top
 from migration.protocol.record import Outcome
 from tests.app.cli.conftest import Stage, drawn
 from tests.app.cli.fake_mell import FakeMell, free_port, serving
-from tests.client.sample import BUSY, NOW, record, replica, request, state
+from tests.app.client.sample import BUSY, NOW, record, replica, request, state
 
 ID = "0123456789abcdef"
 

@@ -56,7 +56,7 @@ from policies.decision.limits import Mode
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
 from policies.model import Blocks, ReplicaId, RequestId, Role
 from policies.plan import Reason
-from tests.client.sample import MATCHED
+from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.deployments.scheduler.fakes import FakeMembership
 from tests.migration import world

@@ -15,6 +15,8 @@ from typing import Any, Self
 import psutil
 import pytest
 
+from app.client.errors import BadAnswer, ErrorAnswer
+from app.client.sse import Event
 from benchmarks.chaos import run as running
 from benchmarks.chaos.answers import StreamVerdict
 from benchmarks.chaos.faults import FaultKind, PlannedFault
@@ -27,8 +29,6 @@ from benchmarks.chaos.watch import ClusterWatch
 from benchmarks.soak import __main__ as soak
 from benchmarks.soak.forcing import Forcing, RoundShape, calculated
 from benchmarks.soak.report import count_moves
-from client.errors import BadAnswer, ErrorAnswer
-from client.sse import Event
 from simulator.replay.trace import TraceRequest
 from tests.virtual_time import VirtualLoop
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from app.client.documents import ReplicaDocument, RequestDocument, StateDocument
 from benchmarks.economics.external import follow, kv_in_use
-from client.documents import ReplicaDocument, RequestDocument, StateDocument
 from policies.model import Phase, ReplicaState
 
 STATE = StateDocument(0.0, "off", None, None, None, (), ())

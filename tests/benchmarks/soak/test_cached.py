@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.client.api import ApiClient
 from benchmarks.soak import cached
 from benchmarks.soak.cached import (
     KINDS,
@@ -23,7 +24,6 @@ from benchmarks.soak.cached import (
     render_cached,
     second_turn,
 )
-from client.api import ApiClient
 
 SHAPE = CachedShape()
 

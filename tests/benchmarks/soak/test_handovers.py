@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.client.api import ApiClient
 from benchmarks.soak.cached import KINDS
 from benchmarks.soak.handovers import (
     HandoverRound,
@@ -15,7 +16,6 @@ from benchmarks.soak.handovers import (
     draw_turn,
     render_handovers,
 )
-from client.api import ApiClient
 from deployments.config import Caching
 
 SHAPE = HandoverShape(conversations=8, turns=2, at_once=3, prompt=(4, 8), output=(6, 9), moving=0.5, think_s=0.0)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from app.client.api import ApiClient
 from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge_among
 from benchmarks.chaos.offers import Offer, text_of
 from benchmarks.soak.stock import TIE, stock_texts
-from client.api import ApiClient
 
 OFFER = Offer(0.0, "a", (5, 6, 7), 4)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from client.sse import Event
+from app.client.sse import Event
 from simulator.replay.stream import AnswerStream, Record, StreamOutcome
 from simulator.replay.trace import TraceRequest
 

@@ -1,6 +1,6 @@
 """Statistics of records and samples."""
 
-from client.documents import ReplicaDocument, RequestDocument, StateDocument
+from app.client.documents import ReplicaDocument, RequestDocument, StateDocument
 from simulator.replay.measurements import (
     ReplayMeasurements,
     ReplaySample,

@@ -11,8 +11,8 @@ from app.ingress.http.orders import LoadAdapter
 from deployments.api.calls import MoveAccepted, MoveRejected
 from deployments.engine.tokens import expected
 from migration.protocol.messages import PathRequest
+from tests.app.client.sample import MATCHED
 from tests.app.ingress.fakes import PROMPT, Api, Exchange, eventually, text_of
-from tests.client.sample import MATCHED
 
 # --- probes -------------------------------------------------------------------------------------------
 

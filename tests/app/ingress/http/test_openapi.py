@@ -19,8 +19,8 @@ from app.ingress.http.operation import OperatorOperation, order_of
 from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
 from policies.decision.reports import status_of
+from tests.app.client.sample import match
 from tests.app.ingress.fakes import Api, make_api
-from tests.client.sample import match
 from tests.deployments.scheduler.fakes import make_report
 from tests.deployments.scheduler.test_scheduler import caching, make_record, make_scheduler, running
 from tests.deployments.scheduler.test_scheduler import named as named_call

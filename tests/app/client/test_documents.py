@@ -2,10 +2,10 @@
 
 import pytest
 
-from client.documents import parse_match, parse_records, parse_state
+from app.client.documents import parse_match, parse_records, parse_state
 from migration.protocol.record import Outcome
 from policies.model import Phase
-from tests.client.sample import BUSY, MATCHED, MOVED, match, record, replica, request, state
+from tests.app.client.sample import BUSY, MATCHED, MOVED, match, record, replica, request, state
 
 
 def test_a_state_of_the_scheduler_is_read() -> None:

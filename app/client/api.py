@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import httpx
 
-from client.errors import BadAnswer, ErrorAnswer, NoAnswer, NobodyListens
-from client.sse import Event, EventDecoder
+from app.client.errors import BadAnswer, ErrorAnswer, NoAnswer, NobodyListens
+from app.client.sse import Event, EventDecoder
 
 STATE = "/mell/state"
 MIGRATIONS = "/mell/migrations"

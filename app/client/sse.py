@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from client.errors import BadAnswer
+from app.client.errors import BadAnswer
 
 Event = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from client.errors import BadAnswer
-from client.sse import Event, EventDecoder
+from app.client.errors import BadAnswer
+from app.client.sse import Event, EventDecoder
 
 
 def decoded(*pieces: bytes) -> tuple[list[Event], bool]:

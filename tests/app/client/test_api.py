@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from client.api import ApiClient, check_url, is_loopback
-from client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
-from client.sse import Event
+from app.client.api import ApiClient, check_url, is_loopback
+from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
+from app.client.sse import Event
 
 EVENT = b'data: {"choices": [{"text": "x"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
