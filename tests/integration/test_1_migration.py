@@ -270,6 +270,7 @@ async def moved_thrice(
     )
 
 
+@pytest.mark.skipif(not LONG, reason="other tests move requests with penalties")
 async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(application: Application) -> None:
     async with application.client() as client:
         want = await unmoved(client, "stateful", 540)

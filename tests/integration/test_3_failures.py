@@ -117,7 +117,7 @@ async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_i
 
 
 ELSEWHERE = pytest.mark.skipif(
-    not LONG, reason="tests of other files kill a core, a worker of split replicas, and a fork server without a replica"
+    not LONG, reason="other tests kill all cores, a split worker, and a fork server; a paced replica stands still"
 )
 
 
@@ -127,7 +127,7 @@ ELSEWHERE = pytest.mark.skipif(
         pytest.param("engine core", marks=ELSEWHERE),
         pytest.param("worker", marks=ELSEWHERE),
         pytest.param("fork server", marks=ELSEWHERE),
-        "engine core that stands still",
+        pytest.param("engine core that stands still", marks=ELSEWHERE),
     ],
 )
 async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:

@@ -20,7 +20,7 @@ from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved, reference
 from tests.integration.test_3_failures import home, lost_and_replaced
 
-MOVES, OUTPUT = (40 if LONG else 8), 300
+MOVES, OUTPUT = (40 if LONG else 4), 300
 SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 7}]
 
 

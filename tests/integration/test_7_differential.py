@@ -40,7 +40,7 @@ from tests.integration.conftest import ADAPTER_KWARGS, FRONTEND_KWARGS, THINKING
 from tests.integration.departures import DEPARTURES, expected
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
-CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "150")))
+CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "100")))
 ONLY = os.environ.get("MELL_CORPUS_CASE")
 ASKED = [CASES[int(ONLY)]] if ONLY else CASES
 NOISE, MOVED_NOISE = 1e-3, 1e-4
@@ -49,7 +49,7 @@ NOISE, MOVED_NOISE = 1e-3, 1e-4
 ATTEMPTS = 5
 """Most times that a request with a forced part is sent: on a busy machine, a move may come behind that part."""
 
-KILLED = 24 if LONG else 8
+KILLED = 24 if LONG else 5
 """Requests whose replica is killed."""
 
 
