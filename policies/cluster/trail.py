@@ -79,7 +79,7 @@ class Trail:
         opened = tuple(Opening(replica.id, replica.node) for replica in self.opened.values())
         return Plan(tuple(moves), tuple(placements), tuple(evicted), queued, opened, tuple(self.closed))
 
-    def begin_epoch(self) -> None:
+    def forget_decisions(self) -> None:
         """Forget all decisions."""
         self.freeze()
         self.traces, self.opened, self.closed = {}, {}, {}

@@ -22,13 +22,14 @@ back, and then decides as `off`.
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, isfinite
+from math import isfinite
 from typing import NamedTuple
 
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.trail import Trace
+from policies.decision.conditions import epoch_conditions, learn_demand, level_bounds
 from policies.decision.disaggregation.prefills import is_handed_over
 from policies.decision.disaggregation.roles import (
     assign_roles,
@@ -38,20 +39,19 @@ from policies.decision.disaggregation.roles import (
     soonest_prefills,
 )
 from policies.decision.level.scaling import Scaled, ScaleUp
-from policies.decision.level.service import FORESEEN, replica_speed, speed_limit
+from policies.decision.level.service import FORESEEN, replica_speed
 from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Role, Tokens
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Role
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Proposal, Reason
 from policies.prefix.reuse import worth_returning
 from policies.prefix.routing import Routing
 from policies.prefix.tree import HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
-from policies.rules.registry import sets_headroom
 
 Plans = Mapping[PoolId, tuple[Plan, ...]]
 """The plans of every observed pool, in the order of execution: one plan, or one per change without batching."""
@@ -111,25 +111,19 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
     changes = yield from memory.observe_in_slices(seen, now)
     terms, cluster = memory.terms, memory.cluster
     limits = terms.limits.resolve(memory.experience, FORESEEN if terms.has_level else None)
-    rate = memory.experience.decode_rate
     if (speed := replica_speed(memory)) is not None:
         memory.router.speed = speed
         memory.estimates.follow(speed)
-    cluster.reserve(headroom(memory.rule, limits, rate, terms.service is not None), lead(limits, rate))
-    cluster.limit_speed(speed_limit(memory, now))
-    if cluster.speed is not None:
-        # As long as a start takes, since a replica that is closed earlier saves nothing if it is needed again.
-        memory.level_replicas.observe(now, cluster.speed.least_replicas, memory.experience.startup_s)
-        cluster.keep_for_level(memory.level_replicas.value)
-        cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
-    limits.begin(cluster, now)
+    bounds = level_bounds(memory, now)
+    learn_demand(memory, bounds, limits, now)
+    cluster.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
     proposed = None
     if terms.mode is Mode.OBSERVE:
         proposed = _propose(memory, changes, limits, now)
         yield
     assign_roles(memory, terms.mode is Mode.ACT, now)
     _evacuate(memory)
-    if cluster.speed is not None:
+    if bounds.speed is not None:
         memory.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
         return (replace(_settle(memory, limits, now), proposed=proposed),)
@@ -137,7 +131,7 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         _open_minimum(cluster)
         changes = replace(changes, waiting=tuple(cluster.in_order()))
         return tuple(_one_by_one(memory, changes, limits, now))
-    up = _act(memory, changes, limits)
+    up = _act(memory, changes)
     yield
     plan = _settle(memory, limits, now, close=True)
     memory.scaled = Scaled(now, up, len(plan.opened), len(plan.closed), limits.linger_s)
@@ -260,22 +254,6 @@ def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
     routed = replace(_routed(move, choice), path=move.path or choice.path)
     memory.add_order(routed, now)
     return routed
-
-
-def headroom(policy: Policy, limits: Limits, decode_rate: float, follows: bool = False) -> Tokens:
-    """The growth to keep free for each request, in tokens, for `Cluster.reserve`.
-
-    `decode_rate` is a request's growth in tokens per second. The larger headroom of policy and limits counts. If it
-    `follows` from a service level, the default of a policy does not count: what a request grows by until a decision
-    takes effect is kept free, and capacity for what nobody foresees is in the pool's reserve.
-    """
-    own_s = 0.0 if follows and not sets_headroom(policy) else policy.headroom_s
-    return Tokens(ceil((limits.lead_s + max(own_s, limits.headroom_s)) * decode_rate))
-
-
-def lead(limits: Limits, decode_rate: float) -> Tokens:
-    """A request's growth until a decision takes effect, in tokens, for `Cluster.reserve`."""
-    return Tokens(ceil(limits.lead_s * decode_rate))
 
 
 def one_by_one(changes: Changes) -> Iterator[Changes]:
@@ -462,13 +440,23 @@ def _incompatible(memory: PoolMemory, home: ReplicaId) -> Barred:
 
 def _open_minimum(cluster: Cluster) -> ScaleUp | None:
     """Open replicas up to the minimum, and to the least number that keeps the service level. The reason, if any."""
-    up, least = cluster.up(), max(cluster.min_replicas, cluster.level_replicas)
+    conditions = cluster.conditions
+    up, least = cluster.up(), max(conditions.min_replicas, conditions.level_replicas)
     while cluster.up() < least and cluster.open() is not None:
         pass
-    return ScaleUp.MINIMUM if up < cluster.min_replicas else ScaleUp.PREFILLS if up < least else None
+    return ScaleUp.MINIMUM if up < conditions.min_replicas else ScaleUp.PREFILLS if up < least else None
 
 
-def _act(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:
+def open_slack(cluster: Cluster) -> bool:
+    """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
+    slack = cluster.conditions.slack
+    is_short = slack > 0 and cluster.spare() < slack
+    while is_short and cluster.open() is not None and cluster.spare() < slack:
+        pass
+    return is_short
+
+
+def _act(memory: PoolMemory, changes: Changes) -> ScaleUp | None:
     """Hand prefills over, let the policy react, and open replicas. Returns the reason for openings, possible or not.
 
     Queued requests may wait for the prefills of a whole epoch, so that no replica is idle before the next one, however
@@ -478,14 +466,12 @@ def _act(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None
     below = _open_minimum(cluster)
     changes = replace(changes, waiting=tuple(cluster.in_order()))
     first = cluster.opened
-    wait_s = cluster.speed.wait_s if cluster.speed is not None else inf
     with cluster.prefills_apart():
         hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
-        cluster.limit_wait(max(wait_s, memory.terms.epoch_s))
-        memory.rule.rebalance(cluster, changes)
-        cluster.limit_wait(wait_s)
+        with cluster.longer_waits(memory.terms.epoch_s):
+            memory.rule.rebalance(cluster, changes)
         found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
-        is_short = limits.open_slack(cluster)
+        is_short = open_slack(cluster)
     return below or (ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None)
 
 
@@ -498,7 +484,7 @@ def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -
     with memory.proposing():
         assign_roles(memory, True, now)
         _evacuate(memory)
-        _act(memory, changes, limits)
+        _act(memory, changes)
         moves = _decided_moves(memory)
         needed = cluster.needed()
         admitted = _admit(memory, moves, now)
@@ -513,7 +499,7 @@ def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float
     for change in one_by_one(changes):
         memory.rule.rebalance(memory.cluster, change)
         yield _settle(memory, limits, now)
-    limits.open_slack(memory.cluster)
+    open_slack(memory.cluster)
     yield _settle(memory, limits, now, close=True)
 
 

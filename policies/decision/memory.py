@@ -26,9 +26,9 @@ from typing import NamedTuple, TypeVar
 from policies.causes import PAIR_FAILURES
 from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
-from policies.cluster.forecast import WINDOW_S, Forecast
+from policies.cluster.forecast import WINDOW_S
 from policies.cluster.replica import Replica, Request
-from policies.cluster.supply import Demand, RecentMaximum, Supply
+from policies.cluster.supply import RecentMaximum, Supply
 from policies.cost.fit import NO_STEPS
 from policies.cost.lines import Line
 from policies.decision.breaker import Breaker
@@ -36,7 +36,7 @@ from policies.decision.disaggregation.prefill_load import PrefillLoad
 from policies.decision.experience import Experience
 from policies.decision.level.predicted import PredictedTimes
 from policies.decision.level.scaling import Scaled
-from policies.decision.limits import Mode, Sizes, Terms
+from policies.decision.limits import DemandHistory, Mode, Sizes, Terms
 from policies.decision.observation import SETTLED, Pool, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
@@ -111,26 +111,25 @@ class PoolMemory:
         self.roles_by_hand: dict[ReplicaId, Role] = {}
         self.scaled: Scaled | None = None
         """The openings and closings of the last epoch in mode `act`."""
+        self.demand = DemandHistory()
         self.level_replicas = RecentMaximum()
         """The least number of replicas that keeps a service level."""
         self.predicted = PredictedTimes()
         self.prefill_load = PrefillLoad()
         self._class_seen: dict[str, float] = {}
-        self._begin(Demand(), Forecast())
+        self._begin()
 
     def set_mode(self, mode: Mode) -> None:
         """Use plans in this way from the next epoch on."""
         self.terms = replace(self.terms, mode=mode)
         self.scaled = None
 
-    def _begin(self, demand: Demand, forecast: Forecast) -> None:
+    def _begin(self) -> None:
         """Begin with an empty cluster, at the first observation and at every whole one."""
         terms = self.terms
         self.cluster = Cluster(
             Tokens(1),
             Supply(terms.per_node),
-            demand=demand,
-            forecast=forecast,
             holds=terms.moves_take_time,
             starts_as=ReplicaState.STARTING if terms.starts_take_time else ReplicaState.RUNNING,
         )
@@ -157,7 +156,7 @@ class PoolMemory:
         listed = {status.id for status in seen.replicas}
         lost = tuple(sorted(self.statuses.keys() - listed))
         present = {resident.load.id for resident in seen.requests}
-        self._begin(self.cluster.demand, self.cluster.forecast)
+        self._begin()
         self.router.restart(present)
         self.estimates.keep_requests(present)
         return replace(seen, lost=lost)
@@ -222,7 +221,6 @@ class PoolMemory:
         yield
         yield from self._take_caches(seen, now)
         self._correct()
-        cluster.await_start(seen.opening > 0 or self.experience.awaits_start(now))
         for report in seen.moves:
             if report.by_hand and report.moved and report.request in cluster.requests:
                 cluster.rest(report.request, now + self.terms.limits.by_hand_s)
@@ -339,7 +337,6 @@ class PoolMemory:
     def _take_pool(self, pool: Pool) -> None:
         if pool.capacity:
             self.cluster.set_capacity(pool.capacity)
-        self.cluster.keep(pool.min_replicas)
 
     def _take_move(self, report: MoveReport, now: float) -> None:
         pair = (report.source, report.target)

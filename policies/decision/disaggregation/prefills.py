@@ -39,7 +39,7 @@ ROOM_LEFT = 0.95
 def prefill_count(memory: PoolMemory, running: Sequence[Replica], least: int, most: int, now: float) -> int:
     """The number of replicas for prefills from this epoch on, between `least` and `most`."""
     load, cluster = memory.prefill_load, memory.cluster
-    taken, requests = cluster.total() + cluster.slack, len(cluster.requests)
+    taken, requests = cluster.total() + cluster.conditions.slack, len(cluster.requests)
     context = sum(replica.load for replica in running) / max(1, requests - len(cluster.waiting))
     decoded = memory.decoding * memory.experience.decode_rate
     load.add_epoch(decoded, context, [len(r.requests) for r in _hosts(running)], now)

@@ -52,7 +52,7 @@ def _traffic(memory: PoolMemory, now: float) -> Traffic:
     """The traffic of the pool, with requests in proportion for the capacity that is kept free."""
     cluster, experience = memory.cluster, memory.experience
     demand = cluster.total()
-    share = 1 + cluster.slack / demand if demand else 1.0
+    share = 1 + cluster.conditions.slack / demand if demand else 1.0
     tokens = sum(replica.load for replica in cluster.replicas.values()) + cluster.queued()
     return Traffic(experience.prompts, experience.arrival_rate(now), share * len(cluster.requests), share * tokens)
 
@@ -142,19 +142,19 @@ def service_report(memory: PoolMemory, now: float, reached: Mapping[str, Service
     if not terms.has_level:
         return None
     level, levels = terms.service or ServiceLevel(), terms.classes.levels
-    if cluster.speed is None:
+    if cluster.conditions.speed is None:
         return ServiceReport(level, reached=reached, levels=levels)
     return ServiceReport(
         level,
-        cluster.speed,
+        cluster.conditions.speed,
         predicted.slowest_step_s,
         predicted.late_replicas,
         cluster.spare() / cluster.capacity,
-        cluster.slack / cluster.capacity,
+        cluster.conditions.slack / cluster.capacity,
         predicted.window.quantiles(now),
         reached,
         levels,
-        max(0, cluster.speed.least_replicas - len(cluster.running())),
+        max(0, cluster.conditions.speed.least_replicas - len(cluster.running())),
     )
 
 

@@ -46,7 +46,7 @@ def test_a_queue_keeps_a_replica_busy_until_the_next_epoch_however_short_waits_h
     made = watcher(ServiceLevel(ttft_p99_s=0.2))
     moves = made.decide(observed(f"a: p97 {QUEUED} | b:", most=2)).moves
     assert [move.request for move in moves] == [f"q{name}" for name in "abcdefg"], "0.7 s of prefills"
-    assert made.memory.cluster.speed is not None and made.memory.cluster.speed.wait_s < 0.2
+    assert made.memory.cluster.conditions.speed is not None and made.memory.cluster.conditions.speed.wait_s < 0.2
     assert not made.memory.cluster.replicas[ReplicaId("b")].accepts, "an arrival would be late"
 
 

@@ -57,9 +57,17 @@ def failing_at(call: int) -> Iterator[None]:
 def rebuilt(memory: PoolMemory) -> PoolMemory:
     """A memory without a cluster, which has learned the same."""
     new, old = PoolMemory(memory.terms), copy.deepcopy(memory)
-    for learned in "experience", "breaker", "estimates", "predicted", "prefill_load", "level_replicas", "roles_by_hand":
-        setattr(new, learned, getattr(old, learned))
-    new.cluster.demand, new.cluster.forecast = old.cluster.demand, old.cluster.forecast
+    for name in (
+        "experience",
+        "breaker",
+        "estimates",
+        "predicted",
+        "prefill_load",
+        "demand",
+        "level_replicas",
+        "roles_by_hand",
+    ):
+        setattr(new, name, getattr(old, name))
     new.router.speed, new.router.load = old.router.speed, old.router.load
     return new
 
@@ -82,7 +90,7 @@ def state(memory: PoolMemory) -> dict[str, Any]:
         "leaving": memory.leaving,
         "placed": memory.placed,
         "decoding": memory.decoding,
-        "slack": cluster.slack,
+        "conditions": cluster.conditions,
         "supply": cluster.supply.left,
         "under_way": memory.under_way,
     }

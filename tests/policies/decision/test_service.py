@@ -106,7 +106,7 @@ def test_a_stopping_replica_is_evacuated_however_slow_the_others_get() -> None:
 def test_before_step_times_are_known_nothing_is_limited() -> None:
     made = watcher(TWO, costs=None)
     made.decide(observed("a: p10 q10 r10 | b: s10"))
-    assert made.memory.cluster.speed is None
+    assert made.memory.cluster.conditions.speed is None
     shown = service_report(made.memory, 0.0, {})
     assert shown is not None and shown.to_json() == {
         "target": {"ttft_p99_s": None, "itl_p99_ms": 22.5},
@@ -124,7 +124,7 @@ def test_reports_of_steps_make_the_limit() -> None:
         drawn = observed("a: p10 q10 r10 | b: s10", float(now))
         a, b = drawn.loads
         made.decide(replace(drawn, loads=(replace(a, steps=totals, step_tokens=64), b)))
-    limited = made.memory.cluster.speed
+    limited = made.memory.cluster.conditions.speed
     assert limited is not None and limited.speed.chunk_tokens == 64
     assert limited.speed.costs.step_s(2, 20) == pytest.approx(0.022, rel=1e-3)
 
@@ -159,7 +159,7 @@ def prefilling(rate: float, most: int = 9) -> Watcher:
 
 def test_replicas_open_until_prefills_are_rare_enough_and_stay_for_the_time_of_a_start() -> None:
     made = prefilling(2.0)
-    assert made.memory.scaled is not None and made.memory.cluster.level_replicas == 5
+    assert made.memory.scaled is not None and made.memory.cluster.conditions.level_replicas == 5
     assert (made.memory.scaled.up, made.memory.scaled.opened) == (ScaleUp.PREFILLS, 4)
     report = service_report(made.memory, 60.0, {})
     assert report is not None and report.state == "slow"
@@ -167,7 +167,8 @@ def test_replicas_open_until_prefills_are_rare_enough_and_stay_for_the_time_of_a
     found = []
     for now in 90.0, 361.0, 392.0:  # the last prompt arrives after a minute
         made.decide(observed("a: p10 | b: | c: | d: | e:", now))
-        found.append((made.memory.cluster.level_replicas, scaling_report(made.memory.cluster, made.memory.scaled).kept))
+        least = made.memory.cluster.conditions.level_replicas
+        found.append((least, scaling_report(made.memory.cluster, made.memory.scaled).kept))
     assert found == [(5, ScaleDownBlock.PREFILLS), (1, ScaleDownBlock.LINGER), (1, ScaleDownBlock.LINGER)]
 
 
@@ -175,7 +176,7 @@ def test_where_prefills_cannot_become_rare_enough_the_level_limits_decoding_alon
     made = prefilling(2.0, most=3)
     report = service_report(made.memory, 60.0, {})
     assert report is not None and report.state == "unreachable" and "5 replicas would keep" in report.reasons[0]
-    assert made.memory.cluster.level_replicas == 0 and step_limit(made) == pytest.approx(0.1)
+    assert made.memory.cluster.conditions.level_replicas == 0 and step_limit(made) == pytest.approx(0.1)
 
 
 def test_without_a_level_there_is_no_state() -> None:
@@ -216,7 +217,7 @@ def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
         for now in range(400):
             burst = " b40" if now == 200 else ""
             made.decide(observed(f"a: p10{burst} | b:", float(now)))
-        return made.memory.cluster.slack
+        return made.memory.cluster.conditions.slack
 
     measured, by_hand = LiveLimits(lead_s=0.0), LiveLimits(foresight_s=30.0, lead_s=0.0)
     far, half = ServiceLevel(ttft_p99_s=60.0), LiveLimits(lead_s=0.0, slack=0.5)
@@ -239,7 +240,7 @@ def classed(level: ServiceLevel | None = None) -> Watcher:
 
 def step_limit(made: Watcher) -> float:
     """The limit of a decoding step of all replicas, in seconds."""
-    speed = made.memory.cluster.speed
+    speed = made.memory.cluster.conditions.speed
     assert speed is not None
     return speed.step_s
 
