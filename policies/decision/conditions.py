@@ -29,7 +29,7 @@ def level_bounds(memory: PoolMemory, now: float) -> LevelBounds:
     speed, cluster = speed_limit(memory, now), memory.cluster
     if speed is None:
         return LevelBounds(None, cluster.conditions.queue_share)
-    return LevelBounds(speed, memory.experience.queue_share(cluster.queued(), speed.wait_s, now))
+    return LevelBounds(speed, memory.learned.experience.queue_share(cluster.queued(), speed.wait_s, now))
 
 
 def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: float) -> None:
@@ -37,29 +37,29 @@ def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: f
     speed = bounds.speed
     if speed is not None:
         # As long as a start takes, since a replica that is closed earlier saves nothing if it is needed again.
-        memory.level_replicas.observe(now, speed.least_replicas, memory.experience.startup_s)
+        memory.learned.level_replicas.observe(now, speed.least_replicas, memory.learned.experience.startup_s)
     if limits.foresight_s:
         wait_s = speed.wait_s if speed is not None and isfinite(speed.wait_s) else 0.0
         tokens = memory.cluster.total_at(speed, bounds.queue_share)
-        memory.demand.observe(limits, tokens, wait_s, now)
+        memory.learned.demand.observe(limits, tokens, wait_s, now)
 
 
 def epoch_conditions(
     memory: PoolMemory, seen: PoolReport, bounds: LevelBounds, limits: Limits, now: float
 ) -> EpochConditions:
     """The conditions of the epoch. Changes nothing: `learn_demand` comes before it."""
-    rate = memory.experience.decode_rate
+    rate = memory.learned.experience.decode_rate
     return EpochConditions(
         headroom(memory.rule, limits, rate, memory.terms.service is not None),
         lead(limits, rate),
         bounds.speed,
         inf if limits.moves_per_epoch is None else limits.moves_per_epoch,
-        round(limits.slack * memory.cluster.capacity) + memory.demand.rise(limits),
+        round(limits.slack * memory.cluster.capacity) + memory.learned.demand.rise(limits),
         limits.foreseen is not None,
         bounds.queue_share,
         seen.pool.min_replicas,
-        memory.level_replicas.value,
-        seen.opening > 0 or memory.experience.awaits_start(now),
+        memory.learned.level_replicas.value,
+        seen.opening > 0 or memory.learned.experience.awaits_start(now),
     )
 
 

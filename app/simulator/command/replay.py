@@ -9,7 +9,7 @@ from app.simulator.errors import BadInput
 from deployments.scheduler.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered, read_recording
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import set_role
-from policies.decision.memory import finish
+from policies.decision.slices import finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ def test_a_queue_keeps_a_replica_busy_until_the_next_epoch_however_short_waits_h
 def test_replicas_are_opened_for_the_part_of_a_queue_that_others_cannot_serve_in_time() -> None:
     made = watcher(ServiceLevel(ttft_p99_s=60.0))
     for now in range(60):
-        made.memory.experience.observe_running(10, float(now))
-        made.memory.experience.observe_arrival(8, float(now))
+        made.memory.learned.experience.observe_running(10, float(now))
+        made.memory.learned.experience.observe_arrival(8, float(now))
     made.decide(observed(f"a: p97 {QUEUED} | b*: | c*:", 60.0))
     cluster = made.memory.cluster
     # Requests stay for ten seconds, and may wait for sixty: a seventh of the queue has to have room at a time.

@@ -82,7 +82,7 @@ def test_a_long_context_counts_by_the_time_to_read_it() -> None:
 @pytest.mark.parametrize(("drawing", "replica"), [("a: p30 q20 | b: r10", "a"), ("a: p30 q20~ | b: r10", "b")])
 def test_an_arrival_avoids_a_queue_of_prefills(drawing: str, replica: str) -> None:
     made = watcher(ServiceLevel(ttft_p99_s=0.05), policy="best_fit")
-    made.memory.experience.observe_arrival(5, 0.0)
+    made.memory.learned.experience.observe_arrival(5, 0.0)
     made.decide(observed(drawing))
     assert arriving(made) == replica
 
@@ -152,7 +152,7 @@ def prefilling(rate: float, most: int = 9) -> Watcher:
     """A replica on which prompts of 99 ms arrive, under a level of 100 ms; the cluster has `most` replicas at most."""
     made = watcher(ServiceLevel(itl_p99_s=0.1))
     for number in range(round(60 * rate)):
-        made.memory.experience.observe_arrival(100, number / rate)
+        made.memory.learned.experience.observe_arrival(100, number / rate)
     made.decide(observed("a: p10", 60.0, most=most))
     return made
 
@@ -187,17 +187,17 @@ def test_the_prediction_is_of_what_clients_should_get() -> None:
     made = watcher(ServiceLevel(2.0, 0.5))
     for now in range(4):
         made.decide(observed("a: p10 q10 r10 | b: s10", float(now)))
-    found = made.memory.predicted.window.quantiles(3.0)
+    found = made.memory.learned.predicted.window.quantiles(3.0)
     # In three seconds 130 steps of three requests, and 143 of one.
     assert found.gaps == pytest.approx(3 * 3 / 0.023 + 3 / 0.021, rel=0.01)
     assert found.itl_p99_s == pytest.approx(0.023, rel=ERROR) and found.first_tokens == 0
     place(made.memory, Arrival(RequestId("x"), Tokens(50)), 3.0)
-    found = made.memory.predicted.window.quantiles(3.0)
+    found = made.memory.learned.predicted.window.quantiles(3.0)
     # Half a step, its own prefill, and the tokens of the others in that step; all of it is one step of the others.
-    beside = {"a": 3, "b": 1}[made.memory.placed[RequestId("x")].replica]
+    beside = {"a": 3, "b": 1}[made.memory.locations.placed[RequestId("x")].replica]
     decode_s = 0.020 + 0.001 * beside
     assert found.ttft_p99_s == pytest.approx(decode_s / 2 + 0.070 + 0.001 * (beside - 1), rel=2 * ERROR)
-    within = made.memory.predicted.window.itl.latencies(3.0).share_within(0.06)
+    within = made.memory.learned.predicted.window.itl.latencies(3.0).share_within(0.06)
     assert within is not None and 0.9 < within < 1
 
 
@@ -205,9 +205,9 @@ def test_a_prompt_behind_others_is_predicted_to_wait_for_them() -> None:
     made = watcher(ServiceLevel(2.0))
     made.decide(observed("a: p10"))
     place(made.memory, Arrival(RequestId("x"), Tokens(20)), 0.0)
-    first = made.memory.predicted.window.quantiles(0.0).ttft_p99_s
+    first = made.memory.learned.predicted.window.quantiles(0.0).ttft_p99_s
     place(made.memory, Arrival(RequestId("y"), Tokens(20)), 0.0)
-    both = made.memory.predicted.window.quantiles(0.0)
+    both = made.memory.learned.predicted.window.quantiles(0.0)
     assert first is not None and both.ttft_p99_s is not None and both.ttft_p99_s > 1.8 * first
 
 
