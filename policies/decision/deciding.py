@@ -524,10 +524,12 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
 
 def _live_plan(memory: PoolMemory, plan: Plan, admitted: Admitted | None) -> Plan:
     """The cluster's plan for replicas on which every request is on one, if only in its queue, with `admitted` moves."""
+    placements, evicted = plan.placements, plan.evicted
     if not memory.terms.may_wait_nowhere:
-        on_replicas = memory.locations.homes.keys() | {eviction.request for eviction in plan.evicted}
-        plan = replace(plan, placements=tuple(p for p in plan.placements if p.request not in on_replicas), evicted=())
-    return plan if admitted is None else replace(plan, moves=admitted.moves, deferred=admitted.deferred)
+        on_replicas = memory.locations.homes.keys() | {eviction.request for eviction in evicted}
+        placements, evicted = tuple(each for each in placements if each.request not in on_replicas), ()
+    moves, deferred = (plan.moves, plan.deferred) if admitted is None else admitted
+    return Plan.of(moves, placements, evicted, plan.queued, plan.opened, plan.closed, deferred, plan.proposed)
 
 
 # --- admission of moves -------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def settled(cluster: Cluster) -> Plan:
     cluster.check_integrity()
     plan = cluster.settle()
     cluster.check_integrity()
-    assert cluster.settle() == Plan(queued=plan.queued)
+    assert cluster.settle() == Plan.of(queued=plan.queued)
     return plan
 
 
