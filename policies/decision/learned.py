@@ -11,7 +11,7 @@ from policies.decision.experience import Experience
 from policies.decision.level.predicted import PredictedTimes
 from policies.decision.limits import DemandHistory, Terms
 from policies.decision.observation import Status
-from policies.model import ReplicaId, RequestId, Role
+from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Estimates
 from policies.plan import MoveReport
@@ -21,11 +21,13 @@ from policies.prefix.routing import RoutingExperience
 class Learned:
     """What one pool's decisions have learned. It outlives an epoch that fails.
 
-    `level_replicas` is the least number of replicas that keeps a service level. `roles_by_hand` are the roles that an
-    operator has set, by replica.
+    `capacity` is that of a new replica, in tokens, which no replica reports while all are starting. `level_replicas` is
+    the least number of replicas that keeps a service level. `roles_by_hand` are the roles that an operator has set, by
+    replica.
     """
 
     def __init__(self, terms: Terms) -> None:
+        self.capacity = Tokens(1)
         self.experience = Experience(terms.epoch_s, terms.decode_rate)
         self.breaker = Breaker()
         self.estimates = Estimates(terms.boundaries, terms.epoch_s)

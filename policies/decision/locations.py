@@ -78,16 +78,17 @@ class Locations:
     """The replicas and requests of one pool: what they have reported, and the cluster that follows.
 
     `homes` are the replicas of waiting requests, by request; `leaving` are the requests whose replica is about to stop.
-    `router` has the content of the replicas' caches, and the prefills that wait there.
+    `router` has the content of the replicas' caches, and the prefills that wait there. `capacity` is that of a new
+    replica, in tokens.
     """
 
-    def __init__(self, terms: Terms, router: Router) -> None:
+    def __init__(self, terms: Terms, router: Router, capacity: Tokens) -> None:
         self._has_level = terms.has_level
         self._moves_take_time = terms.moves_take_time
         self._classes = terms.classes
         self.router = router
         self.cluster = Cluster(
-            Tokens(1),
+            capacity,
             Supply(terms.per_node),
             holds=terms.moves_take_time,
             starts_as=ReplicaState.STARTING if terms.starts_take_time else ReplicaState.RUNNING,

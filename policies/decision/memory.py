@@ -39,7 +39,7 @@ class PoolMemory:
         self.terms = terms
         self.rule = policy(terms.policy) if rule is None else rule
         self.learned = Learned(terms) if learned is None else learned
-        self.locations = Locations(terms, self._router())
+        self.locations = self._nowhere()
         self.scaled: Scaled | None = None
         """The openings and closings of the last epoch in mode `act`."""
         self._links: dict[tuple[ReplicaId, ReplicaId], Line | None] = {}
@@ -100,6 +100,7 @@ class PoolMemory:
             seen = self._rebuild(seen)
         learned, locations, cluster = self.learned, self.locations, self.locations.cluster
         if seen.pool.capacity:
+            learned.capacity = seen.pool.capacity
             cluster.set_capacity(seen.pool.capacity)
         self._take_moves(seen, now)
         crossed: list[Crossing] = []
@@ -150,10 +151,11 @@ class PoolMemory:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _router(self) -> Router:
-        """A router that has learned all, and has the content of no cache."""
+    def _nowhere(self) -> Locations:
+        """Locations of nothing, by what is learned."""
         terms, link = self.terms, self._copy_link if self.terms.copies else None
-        return Router(terms.routing, self.learned.routing, link, terms.boundaries.time_limit_s)
+        router = Router(terms.routing, self.learned.routing, link, terms.boundaries.time_limit_s)
+        return Locations(terms, router, self.learned.capacity)
 
     def _rebuild(self, seen: PoolReport) -> PoolReport:
         """Begin with new locations, to be filled by a snapshot. Returns the snapshot, with the lost replicas.
@@ -162,7 +164,7 @@ class PoolMemory:
         """
         old, present = self.locations, {resident.load.id for resident in seen.requests}
         lost = tuple(sorted(old.statuses.keys() - {status.id for status in seen.replicas}))
-        self.locations = Locations(self.terms, self._router())
+        self.locations = self._nowhere()
         for request in (resident.load.id for resident in seen.requests):
             # No report has the names of a prompt's blocks.
             self.router.take_names(request, old.router.names(request))
