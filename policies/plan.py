@@ -1,7 +1,9 @@
 """Plans, the decisions of epochs, and reports on the migrations that they ordered."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from policies.causes import Cause
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
@@ -105,30 +107,84 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A replica to start. The id is the plan's own; the running replica may have another."""
+class Open:
+    """Start a replica. The id is the plan's own; the running replica may have another."""
 
     replica: ReplicaId
     node: str
 
 
 @dataclass(frozen=True, slots=True)
+class Close:
+    """Stop an empty replica."""
+
+    replica: ReplicaId
+
+
+Action = Open | Eviction | Move | Placement | Close
+"""One thing to do. Every driver of the decision has an executor for each kind that its plans contain."""
+
+A = TypeVar("A", bound=Action)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One epoch's decision: moves, placements, evictions, queued requests, and replicas to open and to close.
+    """One epoch's decision: its actions in the order of their execution, kind by kind, and the queued requests.
 
     Moves and placements are one change: a move may need room that another one frees, unless moves take time.
     `deferred` are moves for which neither the links nor the targets' prefill budgets have room in this epoch. They are
     dropped; the next epoch decides anew. `proposed` is only in plans of the mode `observe`.
     """
 
-    moves: tuple[Move, ...] = ()
-    placements: tuple[Placement, ...] = ()
-    evicted: tuple[Eviction, ...] = ()
+    actions: tuple[Action, ...] = ()
     queued: tuple[RequestId, ...] = ()
-    opened: tuple[Opening, ...] = ()
-    closed: tuple[ReplicaId, ...] = ()
     deferred: tuple[Move, ...] = ()
     proposed: "Proposal | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        moves: Iterable[Move] = (),
+        placements: Iterable[Placement] = (),
+        evicted: Iterable[Eviction] = (),
+        queued: tuple[RequestId, ...] = (),
+        opened: Iterable[Open] = (),
+        closed: Iterable[ReplicaId] = (),
+        deferred: tuple[Move, ...] = (),
+        proposed: "Proposal | None" = None,
+    ) -> "Plan":
+        """The plan of these actions, each kind in its order."""
+        actions = (*opened, *evicted, *moves, *placements, *map(Close, closed))
+        return cls(actions, queued, deferred, proposed)
+
+    def actions_of(self, kind: type[A]) -> tuple[A, ...]:
+        """The actions of one kind."""
+        return tuple(action for action in self.actions if isinstance(action, kind))
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The moves."""
+        return self.actions_of(Move)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The placements of waiting requests."""
+        return self.actions_of(Placement)
+
+    @property
+    def evicted(self) -> tuple[Eviction, ...]:
+        """The evictions."""
+        return self.actions_of(Eviction)
+
+    @property
+    def opened(self) -> tuple[Open, ...]:
+        """The replicas to start."""
+        return self.actions_of(Open)
+
+    @property
+    def closed(self) -> tuple[ReplicaId, ...]:
+        """The ids of the replicas to stop."""
+        return tuple(action.replica for action in self.actions_of(Close))
 
 
 @dataclass(frozen=True, slots=True)

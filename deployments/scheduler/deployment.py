@@ -295,9 +295,9 @@ class LiveScheduler:
 
     def _state(self) -> dict[str, Any]:
         roster, gauges, memory, now = self._roster, self._gatherer.gauges, self._memory.pool(), self._clock()
-        by_hand = memory.roles_by_hand
+        by_hand = memory.learned.roles_by_hand
         loads = roster.loads(self._listing.leaving())
-        replicas = [replica_json(r, gauges[r.id], memory.role(r.id), by_hand.get(r.id)) for r in loads]
+        replicas = [replica_json(r, gauges[r.id], memory.locations.role(r.id), by_hand.get(r.id)) for r in loads]
         others = self._listing.others(roster.statuses)
         replicas += [replica_json(load_of(status), by_hand=by_hand.get(status.id)) for status in others]
         dry_run = self._epochs.dry_run.to_json() if self._epochs.dry_run else None
@@ -310,9 +310,9 @@ class LiveScheduler:
             "wanted_replicas": self._scaler.wanted,
             "min_replicas": self._scaler.min_replicas,
             "max_replicas": self._scaler.max_replicas,
-            "estimates": memory.estimates.to_json(now) | {"steps": memory.experience.steps.to_json()},
+            "estimates": memory.learned.estimates.to_json(now) | {"steps": memory.learned.experience.steps.to_json()},
             "routing": self._routing(),
-            "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
+            "resting_pairs": [list(pair) for pair in memory.learned.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
         if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
@@ -427,7 +427,7 @@ class LiveScheduler:
         if mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: nothing moves requests on; write act")
         self._epochs.set_role(ReplicaId(replica), role)
-        by_hand, running = self._memory.pool().roles_by_hand, self._roster.statuses
+        by_hand, running = self._memory.pool().learned.roles_by_hand, self._roster.statuses
         self._roles.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
         return MoveAccepted(replica)
 

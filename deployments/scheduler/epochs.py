@@ -216,7 +216,7 @@ class Epochs:
             for plan in plans[pool.deployment]:
                 pool.carry_out(plan, scales=self.mode is Mode.ACT)
             await asyncio.sleep(0)
-            under_way = self._memory.pool(pool.deployment).under_way.values()
+            under_way = self._memory.pool(pool.deployment).locations.under_way.values()
             pool.watch_closing(plans[pool.deployment], {underway.move.source for underway in under_way})
 
     def _report(self, now: float) -> None:
@@ -230,7 +230,8 @@ class Epochs:
 
     def _resting(self, now: float) -> set[Pair]:
         """The pairs, of all pools, between which the breaker allows no moves."""
-        return {pair for pool in self._pools for pair in self._memory.pool(pool.deployment).breaker.resting(now)}
+        breakers = (self._memory.pool(pool.deployment).learned.breaker for pool in self._pools)
+        return {pair for breaker in breakers for pair in breaker.resting(now)}
 
     def _note(self, entry: Entry) -> None:
         if self._recorder is not None:

@@ -1,7 +1,9 @@
 """One pool of the live scheduler: the sources of its observations, and the executors of its plans."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.gatherer import Gatherer
@@ -10,7 +12,14 @@ from deployments.scheduler.scaler import Scaler
 from policies.decision.observation import Pool, PoolId, PoolReport
 from policies.decision.reports import Roster
 from policies.model import ReplicaId, ReplicaState, Tokens
-from policies.plan import Plan, Reason
+from policies.plan import Action, Close, Eviction, Move, Open, Placement, Plan, Reason
+
+Executor = Callable[[Sequence[Any]], None]
+"""Carries out all actions of one kind of a plan."""
+
+
+def _leave(actions: Sequence[Action]) -> None:
+    """Implements `Executor` for what needs no order: live requests are in the queues of replicas already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +60,26 @@ class LivePool:
         return (status.state for status in self.roster.observed.values())
 
     def carry_out(self, plan: Plan, scales: bool) -> None:
-        """Order the plan's moves and, if the pool `scales`, its openings and closings."""
-        self.dispatch.begin(plan.moves)
+        """Carry out the plan, each kind of action by its executor. Only a pool that `scales` opens and closes replicas.
+
+        Raises `KeyError` for a kind without an executor.
+        """
+        scaling: dict[type[Action], Executor] = {Open: self._open, Close: self._close}
+        executors: dict[type[Action], Executor] = {
+            Move: self.dispatch.begin,
+            **(scaling if scales else dict.fromkeys(scaling, _leave)),
+            **dict.fromkeys((Placement, Eviction), _leave),
+        }
+        for kind, actions in groupby(plan.actions, type):
+            executors[kind](tuple(actions))
         if scales:
-            self.scaler.open(len(plan.opened))
-            self.scaler.close(plan.closed, self.fence)
             self.scaler.publish()
+
+    def _open(self, actions: Sequence[Open]) -> None:
+        self.scaler.open(len(actions))
+
+    def _close(self, actions: Sequence[Close]) -> None:
+        self.scaler.close([action.replica for action in actions], self.fence)
 
     def watch_closing(self, plans: Collection[Plan], sources: Collection[ReplicaId]) -> None:
         """Have the scaler close drained replicas, and measure the times to free emptied ones.

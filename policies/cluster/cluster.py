@@ -18,11 +18,11 @@ from operator import attrgetter
 
 from policies.cluster.changes import Crossing
 from policies.cluster.classes import Classes
-from policies.cluster.forecast import Forecast
+from policies.cluster.conditions import UNBOUNDED, EpochConditions
 from policies.cluster.replica import Replica, Request
 from policies.cluster.rooms import Rooms
 from policies.cluster.sizes import Size, choose
-from policies.cluster.supply import Demand, Supply
+from policies.cluster.supply import Supply
 from policies.cluster.trail import Step, Trace, Trail
 from policies.cost.service import SpeedLimit
 from policies.model import UP, AdapterId, ReplicaId, ReplicaState, RequestId, Role, Tokens
@@ -37,32 +37,16 @@ class Cluster:
     """Replicas, requests and their locations. `capacity` (tokens) and `max_requests` are those of a new replica:
     the unit of slack, of size classes and of spare room. The capacity of each replica is its own, and may change.
 
-    `headroom` is the growth kept free per request, `lead` a request's growth until a decision takes effect, `slack` the
-    room to keep free in the whole cluster, all in tokens; `is_forecast` if the slack includes the spread of a forecast.
-    Of the sizes of waiting requests, `queue_share` counts as demand. At least `min_replicas` stay open, and
-    `level_replicas`, the least number that keeps a service level. `waiting` are the requests without a replica, `held`
-    the tokens that requests on the move still hold at their source, and `resting` the times before which requests may
-    not move. `speed` limits the steps of every replica (None: no limit). `has_ranks` once a request has had another
-    rank than 0.
-
-    `starts_as` is RUNNING if new replicas can be used at once, STARTING if they take time to start. While
-    `awaits_start`, no replica is emptied or closed, since it would soon be opened again. `moves_left` is the number of
-    requests that may still change their replica in this epoch.
+    `conditions` are those of the newest epoch, `moves_left` the number of requests that may still change their replica
+    in it. `waiting` are the requests without a replica, `held` the tokens that requests on the move still hold at their
+    source, and `resting` the times before which requests may not move. `has_ranks` once a request has had another rank
+    than 0. `starts_as` is RUNNING if new replicas can be used at once, STARTING if they take time to start.
     """
 
     capacity: Tokens
     supply: Supply = field(default_factory=Supply)
-    headroom: int = 0
-    lead: int = 0
-    speed: SpeedLimit | None = None
-    slack: int = 0
-    is_forecast: bool = False
-    queue_share: float = 1.0
-    min_replicas: int = 0
-    level_replicas: int = 0
+    conditions: EpochConditions = UNBOUNDED
     max_requests: int = 1 << 30
-    demand: Demand = field(default_factory=Demand)
-    forecast: Forecast = field(default_factory=Forecast)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
     waiting: dict[RequestId, Request] = field(default_factory=dict)
@@ -70,8 +54,7 @@ class Cluster:
     resting: dict[RequestId, float] = field(default_factory=dict)
     holds: bool = False
     starts_as: ReplicaState = ReplicaState.RUNNING
-    awaits_start: bool = False
-    moves_left: float = float("inf")
+    moves_left: float = field(init=False)
     has_ranks: bool = False
     prompts: ActivePrompts | None = None
     classes: Classes = field(init=False)
@@ -85,6 +68,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.classes = Classes(self.capacity)
+        self.moves_left = self.conditions.moves
 
     # --- observations of replicas ---------------------------------------------------------------------
 
@@ -101,6 +85,7 @@ class Cluster:
         if replica_id in self.replicas:
             raise ValueError(f"there is a replica {replica_id}")
         self._activations += 1
+        conditions = self.conditions
         replica = Replica(
             replica_id,
             node,
@@ -108,9 +93,9 @@ class Cluster:
             self._activations,
             state,
             self.max_requests if max_requests is None else max_requests,
-            headroom=self.headroom,
-            lead=self.lead,
-            speed=self.speed,
+            headroom=conditions.headroom,
+            lead=conditions.lead,
+            speed=conditions.speed,
             max_adapters=max_adapters,
         )
         self.replicas[replica_id] = replica
@@ -173,10 +158,6 @@ class Cluster:
         finally:
             for replica in self.prefills():
                 replica.apart = False
-
-    def await_start(self, awaited: bool) -> None:
-        """Set `awaits_start`: a replica is starting, or about to start."""
-        self.awaits_start = awaited
 
     def set_idle_since(self, replica: Replica, idle_since: float | None) -> None:
         """Set the time since which the replica is empty, where that began before it was added here."""
@@ -342,54 +323,40 @@ class Cluster:
             self._touch(request.source)
         return total
 
-    # --- the bounds of an epoch -----------------------------------------------------------------------
+    # --- the conditions of an epoch -------------------------------------------------------------------
 
-    def reserve(self, headroom: Tokens, lead: Tokens = Tokens(0)) -> None:
-        """Set the tokens kept free for the growth of each request, on every replica and on new ones.
-
-        `lead` is a request's growth until a decision takes effect; the headroom is never less.
-        """
-        headroom = max(headroom, lead)
-        if (headroom, lead) == (self.headroom, self.lead):
+    def begin_epoch(self, conditions: EpochConditions, now: float) -> None:
+        """Decide under these conditions from now on. Requests whose rest is over may move again."""
+        for request_id in [r for r, until in self.resting.items() if until <= now]:
+            del self.resting[request_id]
+            self.requests[request_id].resting = False
+        was, self.conditions = self.conditions, conditions
+        self.moves_left = conditions.moves
+        headroom, lead, speed = conditions.headroom, conditions.lead, conditions.speed
+        if (headroom, lead) == (was.headroom, was.lead) and speed is was.speed:
             return
-        self.headroom, self.lead = headroom, lead
         for replica in self.replicas.values():
-            replica.headroom, replica.lead = headroom, lead
+            replica.headroom, replica.lead, replica.speed = headroom, lead, speed
         self._rooms = None
 
-    def limit_speed(self, speed: SpeedLimit | None) -> None:
-        """Set the limit of steps on every replica and on new ones."""
-        if speed is self.speed:
+    @contextmanager
+    def longer_waits(self, wait_s: float) -> Iterator[None]:
+        """Within the block, requests may wait for prefills for `wait_s` seconds, if the speed limit allows less."""
+        conditions = self.conditions
+        if conditions.speed is None or conditions.speed.wait_s >= wait_s:
+            yield
             return
-        self.speed = speed
+        self._limit_speed(replace(conditions, speed=replace(conditions.speed, wait_s=wait_s)))
+        try:
+            yield
+        finally:
+            self._limit_speed(conditions)
+
+    def _limit_speed(self, conditions: EpochConditions) -> None:
+        """Apply conditions that differ in nothing but the wait for prefills, by which no replica has more room."""
+        self.conditions = conditions
         for replica in self.replicas.values():
-            replica.speed = speed
-        self._rooms = None
-
-    def limit_wait(self, wait_s: float) -> None:
-        """Set the limit of waits for prefills on every replica, in the limits of steps."""
-        if self.speed is not None and self.speed.wait_s != wait_s:
-            self.speed = replace(self.speed, wait_s=wait_s)
-            for replica in self.replicas.values():
-                replica.speed = self.speed
-
-    def bound(self, moves_left: float, slack: int, is_forecast: bool = False) -> None:
-        """Set an epoch's bounds: its number of moves, and the slack in tokens, a forecast with its spread or not."""
-        self.moves_left = moves_left
-        self.slack = slack
-        self.is_forecast = is_forecast
-
-    def keep(self, min_replicas: int) -> None:
-        """Set the minimum number of replicas, which stay open."""
-        self.min_replicas = min_replicas
-
-    def keep_for_level(self, replicas: int) -> None:
-        """Set the least number of replicas that keeps a service level, which stay open."""
-        self.level_replicas = replicas
-
-    def count_queued(self, share: float) -> None:
-        """Set the share of the waiting requests' sizes that counts as demand."""
-        self.queue_share = share
+            replica.speed = conditions.speed
 
     def spend_move(self) -> None:
         """Take a move that is decided outside of an epoch off the budget of the last one."""
@@ -399,12 +366,6 @@ class Cluster:
         """Forbid the request to move before a time."""
         self.resting[request_id] = until
         self.requests[request_id].resting = True
-
-    def wake(self, now: float) -> None:
-        """Allow requests to move again whose rest is over."""
-        for request_id in [r for r, until in self.resting.items() if until <= now]:
-            del self.resting[request_id]
-            self.requests[request_id].resting = False
 
     # --- decisions ------------------------------------------------------------------------------------
 
@@ -422,7 +383,7 @@ class Cluster:
         if request.replica is not None:
             raise ValueError(f"{request.id} is on {request.replica.id}")
         self._step(request, replica, self._trail.trace(request))
-        if self.speed is not None:
+        if self.conditions.speed is not None:
             replica.backlog += request.tokens
 
     def move(self, request: Request, replica: Replica, reason: Reason, unit: int | None = None) -> None:
@@ -550,7 +511,7 @@ class Cluster:
                 self.held[request.id] = request.tokens
         for replica_id in self._trail.closed:
             self.supply.give_back(replica_id)
-        self._trail.begin_epoch()
+        self._trail.forget_decisions()
         return plan
 
     @contextmanager
@@ -574,13 +535,13 @@ class Cluster:
         self.waiting = {request_id: self.waiting[request_id] for request_id in waiting}
         self._activations, self._units = activations, units
         self._parted = sum(replica.role is not Role.BOTH for replica in self.replicas.values())
-        self._trail.begin_epoch()
+        self._trail.forget_decisions()
 
     # --- queries --------------------------------------------------------------------------------------
 
     def need(self, tokens: int) -> int:
         """The room that a request of that size needs: its size and headroom, but no more than an empty replica has."""
-        grown = tokens + self.headroom
+        grown = tokens + self.conditions.headroom
         return grown if grown <= self.capacity else max(tokens, self.capacity)
 
     def size(self, request: Request) -> Size:
@@ -651,7 +612,12 @@ class Cluster:
 
     def total(self) -> int:
         """The demand of all requests in tokens, waiting ones included."""
-        return sum(replica.demand for replica in self.replicas.values()) + self._waiting()
+        return self.total_at(self.conditions.speed, self.conditions.queue_share)
+
+    def total_at(self, speed: SpeedLimit | None, queue_share: float) -> int:
+        """As `total`, under another speed limit and another share of the waiting requests' sizes."""
+        on_replicas = sum(replica.demand_at(speed) for replica in self.replicas.values())
+        return on_replicas + self._waiting(speed, queue_share)
 
     def spare(self) -> int:
         """The free tokens after all starts and moves under way, less those for the waiting requests.
@@ -661,20 +627,21 @@ class Cluster:
         """
         hosts = (r for r in self.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
         rooms = (replica.vacancy for replica in hosts)
-        return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting()
+        return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting(
+            self.conditions.speed, self.conditions.queue_share
+        )
 
     def queued(self) -> int:
         """The sum of the waiting requests' sizes, in tokens."""
         return sum(request.tokens for request in self.waiting.values())
 
-    def _waiting(self) -> int:
+    def _waiting(self, speed: SpeedLimit | None, queue_share: float) -> int:
         """The demand of the waiting requests in tokens."""
-        speed = self.speed
         if speed is None:
             return self.distinct(self.waiting.values())
         shares = ((request.tokens, speed.share(1, request.tokens)) for request in self.waiting.values())
         tokens = sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
-        return round(self.queue_share * tokens)
+        return round(queue_share * tokens)
 
     def closable(self, closing: Collection[Replica] = (), times: float = 1.0) -> float:
         """The largest capacity, in tokens, of one replica that can close beside the `closing` ones without violating a
@@ -682,12 +649,13 @@ class Cluster:
 
         A forecast is not multiplied: its spread is the margin.
         """
-        if len(self.running()) - len(closing) <= max(self.min_replicas, self.level_replicas):
+        conditions = self.conditions
+        if len(self.running()) - len(closing) <= max(conditions.min_replicas, conditions.level_replicas):
             return -1.0
-        if not self.slack:
+        if not conditions.slack:
             return inf
-        margin = 1.0 if self.is_forecast else times
-        return self.spare() - sum(replica.capacity for replica in closing) - margin * self.slack
+        margin = 1.0 if conditions.is_forecast else times
+        return self.spare() - sum(replica.capacity for replica in closing) - margin * conditions.slack
 
     def may_close(self, times: float = 1.0) -> bool:
         """True if a running replica can close: see `closable`."""
@@ -700,7 +668,7 @@ class Cluster:
         Replicas that requests are leaving count as empty.
         """
         left, closing = self.closable(), 0
-        most = len(self.running()) - max(self.min_replicas, self.level_replicas)
+        most = len(self.running()) - max(self.conditions.min_replicas, self.conditions.level_replicas)
         for replica in reversed(self.running()):
             idle = not (replica.role is Role.PREFILL or replica.requests or replica.queued)
             if idle and closing < most and replica.capacity <= left:
@@ -710,7 +678,7 @@ class Cluster:
 
     def is_starting(self) -> bool:
         """True while a replica is starting. A replica emptied or closed now would soon be opened again."""
-        return self.awaits_start or any(r.state is not _RUNNING for r in self._trail.opened.values())
+        return self.conditions.awaits_start or any(r.state is not _RUNNING for r in self._trail.opened.values())
 
     def overloaded(self) -> list[Replica]:
         """Replicas whose requests exceed their capacity, oldest first."""

@@ -137,13 +137,12 @@ class Replica:
             return room
         return min(room, int(self.capacity * (1 - self.speed.share(len(self.requests), self._grown))))
 
-    @property
-    def demand(self) -> int:
-        """The part of the capacity, in tokens, that the requests here take."""
+    def demand_at(self, speed: SpeedLimit | None) -> int:
+        """The part of the capacity, in tokens, that the requests here take under a limit of steps."""
         used = self.load + self.shared
-        if self.speed is None:
+        if speed is None:
             return used
-        return max(used, round(self.capacity * self.speed.share(len(self.requests), self.load)))
+        return max(used, round(self.capacity * speed.share(len(self.requests), self.load)))
 
     @property
     def free(self) -> int:

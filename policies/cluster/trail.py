@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from policies.cluster.replica import Replica, Request
 from policies.model import ReplicaId, RequestId
-from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
+from policies.plan import Eviction, Move, Open, Placement, Plan, Reason
 
 
 class Trace(NamedTuple):
@@ -76,10 +76,10 @@ class Trail:
                 moves.append(Move(request.id, trace.origin.id, replica.id, request.tokens, trace.reason, trace.unit))
             elif trace.evicted or trace.origin is None:
                 placements.append(Placement(request.id, replica.id))
-        opened = tuple(Opening(replica.id, replica.node) for replica in self.opened.values())
-        return Plan(tuple(moves), tuple(placements), tuple(evicted), queued, opened, tuple(self.closed))
+        opened = (Open(replica.id, replica.node) for replica in self.opened.values())
+        return Plan.of(moves, placements, evicted, queued, opened, self.closed)
 
-    def begin_epoch(self) -> None:
+    def forget_decisions(self) -> None:
         """Forget all decisions."""
         self.freeze()
         self.traces, self.opened, self.closed = {}, {}, {}

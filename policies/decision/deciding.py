@@ -22,13 +22,14 @@ back, and then decides as `off`.
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, isfinite
+from math import isfinite
 from typing import NamedTuple
 
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.trail import Trace
+from policies.decision.conditions import epoch_conditions, learn_demand, level_bounds
 from policies.decision.disaggregation.prefills import is_handed_over
 from policies.decision.disaggregation.roles import (
     assign_roles,
@@ -38,20 +39,20 @@ from policies.decision.disaggregation.roles import (
     soonest_prefills,
 )
 from policies.decision.level.scaling import Scaled, ScaleUp
-from policies.decision.level.service import FORESEEN, replica_speed, speed_limit
+from policies.decision.level.service import FORESEEN, replica_speed
 from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
-from policies.decision.memory import PoolMemory, finish
+from policies.decision.memory import PoolMemory
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Role, Tokens
+from policies.decision.slices import finish
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Role
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Proposal, Reason
 from policies.prefix.reuse import worth_returning
 from policies.prefix.routing import Routing
 from policies.prefix.tree import HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
-from policies.rules.registry import sets_headroom
 
 Plans = Mapping[PoolId, tuple[Plan, ...]]
 """The plans of every observed pool, in the order of execution: one plan, or one per change without batching."""
@@ -110,34 +111,28 @@ def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan,
 def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
     changes = yield from memory.observe_in_slices(seen, now)
     terms, cluster = memory.terms, memory.cluster
-    limits = terms.limits.resolve(memory.experience, FORESEEN if terms.has_level else None)
-    rate = memory.experience.decode_rate
+    limits = terms.limits.resolve(memory.learned.experience, FORESEEN if terms.has_level else None)
     if (speed := replica_speed(memory)) is not None:
-        memory.router.speed = speed
-        memory.estimates.follow(speed)
-    cluster.reserve(headroom(memory.rule, limits, rate, terms.service is not None), lead(limits, rate))
-    cluster.limit_speed(speed_limit(memory, now))
-    if cluster.speed is not None:
-        # As long as a start takes, since a replica that is closed earlier saves nothing if it is needed again.
-        memory.level_replicas.observe(now, cluster.speed.least_replicas, memory.experience.startup_s)
-        cluster.keep_for_level(memory.level_replicas.value)
-        cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
-    limits.begin(cluster, now)
+        memory.learned.routing.speed = speed
+        memory.learned.estimates.follow(speed)
+    bounds = level_bounds(memory, now)
+    learn_demand(memory, bounds, limits, now)
+    cluster.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
     proposed = None
     if terms.mode is Mode.OBSERVE:
         proposed = _propose(memory, changes, limits, now)
         yield
     assign_roles(memory, terms.mode is Mode.ACT, now)
     _evacuate(memory)
-    if cluster.speed is not None:
-        memory.predicted.add_epoch(cluster.running(), now)
+    if bounds.speed is not None:
+        memory.learned.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
         return (replace(_settle(memory, limits, now), proposed=proposed),)
     if not terms.batched:
         _open_minimum(cluster)
         changes = replace(changes, waiting=tuple(cluster.in_order()))
         return tuple(_one_by_one(memory, changes, limits, now))
-    up = _act(memory, changes, limits)
+    up = _act(memory, changes)
     yield
     plan = _settle(memory, limits, now, close=True)
     memory.scaled = Scaled(now, up, len(plan.opened), len(plan.closed), limits.linger_s)
@@ -158,7 +153,7 @@ def place(
         return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
-    request = memory.add_request(
+    request = memory.locations.add_request(
         arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter, names=arrival.names
     )
     held = memory.router.match(arrival)
@@ -170,22 +165,22 @@ def place(
     then = None if onward is None else _begun(memory, onward, now)
     if memory.terms.auto_prefills and not exclude:
         cached = matched.predicted
-        prefill_s = memory.router.speed.prefill_s(arrival.tokens - cached, cached)
-        memory.prefill_load.add_placement(arrival.tokens - cached, cached, prefill_s, then is not None, now)
+        prefill_s = memory.learned.routing.speed.prefill_s(arrival.tokens - cached, cached)
+        memory.learned.prefill_load.add_placement(arrival.tokens - cached, cached, prefill_s, then is not None, now)
     returns = memory.terms.returns and _returns(memory, arrival, held, then, now)
     if isinstance(placing, Place):
         placing = Place(replica.id, matched, fetch, then, returns)
     else:
         placing = Queue(replica.id, matched)
     if not exclude:
-        memory.experience.observe_arrival(arrival.tokens, now)
+        memory.learned.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
     placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
     memory.add_placement(request.id, placed, placing.matched.predicted)
     if then is None:
         cluster.locate(request, replica)
     else:
-        memory.add_order(then, now)
+        memory.locations.add_order(then, now)
         cluster.locate(request, cluster.replicas[then.target], replica)
         cluster.spend_move()
         if cooldown_s := memory.terms.limits.limits.cooldown_s:
@@ -205,14 +200,14 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
     cluster, barred = memory.cluster, frozenset(exclude)
     if not _has_running(cluster, barred):
         return NoReplica()
-    request = cluster.requests.get(arrival.id) or memory.new_request(arrival)
+    request = cluster.requests.get(arrival.id) or memory.locations.new_request(arrival)
     return choose(memory, request, _unsuited(memory, request, barred))
 
 
 def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Collection[ReplicaId] = ()) -> PromptMatch:
     """The placement that `place` would make now of a new request, with its reasons. Changes nothing."""
     cluster, router, barred = memory.cluster, memory.router, frozenset(exclude)
-    request, held = memory.new_request(arrival), router.match(arrival)
+    request, held = memory.locations.new_request(arrival), router.match(arrival)
     routed: Routed | None = None
     unsuited: Barred = barred
     if _has_running(cluster, barred):
@@ -249,33 +244,17 @@ def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bo
     cluster = memory.cluster
     if not (cluster.has_ranks or request.rank) or memory.terms.mode is not Mode.ACT:
         return False
-    models = (None, memory.statuses[replica.id].model)
+    models = (None, memory.locations.statuses[replica.id].model)
     earlier = (waiting for waiting in cluster.waiting.values() if waiting.turn < request.turn)
-    return any(cluster.fits(q, replica) and memory.model_of(q.id) in models for q in earlier)
+    return any(cluster.fits(q, replica) and memory.locations.model_of(q.id) in models for q in earlier)
 
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
     """Add predictions and, unless it has one, a path to an operator's move. It counts as under way from then on."""
-    choice = memory.estimates.decide(move, _moves_under_way(memory), now, memory.router.present)
+    choice = memory.learned.estimates.decide(move, _moves_under_way(memory), now, memory.router.present)
     routed = replace(_routed(move, choice), path=move.path or choice.path)
-    memory.add_order(routed, now)
+    memory.locations.add_order(routed, now)
     return routed
-
-
-def headroom(policy: Policy, limits: Limits, decode_rate: float, follows: bool = False) -> Tokens:
-    """The growth to keep free for each request, in tokens, for `Cluster.reserve`.
-
-    `decode_rate` is a request's growth in tokens per second. The larger headroom of policy and limits counts. If it
-    `follows` from a service level, the default of a policy does not count: what a request grows by until a decision
-    takes effect is kept free, and capacity for what nobody foresees is in the pool's reserve.
-    """
-    own_s = 0.0 if follows and not sets_headroom(policy) else policy.headroom_s
-    return Tokens(ceil((limits.lead_s + max(own_s, limits.headroom_s)) * decode_rate))
-
-
-def lead(limits: Limits, decode_rate: float) -> Tokens:
-    """A request's growth until a decision takes effect, in tokens, for `Cluster.reserve`."""
-    return Tokens(ceil(limits.lead_s * decode_rate))
 
 
 def one_by_one(changes: Changes) -> Iterator[Changes]:
@@ -387,7 +366,7 @@ def _placing(
 def _begun(memory: PoolMemory, move: Move, now: float) -> Move | None:
     """The move with its path; None if it has none, and the next epoch decides on it."""
     move = replace(move, unit=memory.cluster.unit())
-    (choice,) = memory.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
+    (choice,) = memory.learned.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
     return _routed(move, choice) if choice.path is not None else None
 
 
@@ -416,11 +395,11 @@ def _returns(
 ) -> bool:
     """True if copying back the context of an arrival with a move pays at its end. Learns from every arrival."""
     reached = max((prefix.blocks for prefix in held.values()), default=0)
-    reuse = memory.router.reuse.arrived(arrival.names, reached, arrival.session, now)
+    reuse = memory.learned.routing.reuse.arrived(arrival.names, reached, arrival.session, now)
     if then is None or not arrival.names:
         return False
-    link = memory.estimates.copying(then.target, then.source, now)
-    return worth_returning(reuse, arrival.tokens, memory.router.speed, link)
+    link = memory.learned.estimates.copying(then.target, then.source, now)
+    return worth_returning(reuse, arrival.tokens, memory.learned.routing.speed, link)
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------
@@ -437,10 +416,10 @@ def _evacuate(memory: PoolMemory) -> None:
     The rest is left to the policy.
     """
     cluster = memory.cluster
-    leaving = (cluster.requests[request] for request in memory.leaving)
+    leaving = (cluster.requests[request] for request in memory.locations.leaving)
     with cluster.prefills_apart():
         for request in sorted(leaving, key=lambda q: (-q.rank, -q.tokens, q.order)):
-            barred = _incompatible(memory, memory.homes[request.id])
+            barred = _incompatible(memory, memory.locations.homes[request.id])
             target = memory.rule.place(cluster, request, _barred_by_adapter(cluster, request, barred))
             target = target or _with_blocks(cluster, request, barred)
             if target is not None:
@@ -456,19 +435,29 @@ def _with_blocks(cluster: Cluster, request: Request, barred: Barred) -> Replica 
 
 def _incompatible(memory: PoolMemory, home: ReplicaId) -> Barred:
     """The replicas that run another version of the model than `home`: its requests cannot continue there."""
-    own = memory.statuses[home].model
-    return frozenset(status.id for status in memory.statuses.values() if status.model != own) or NONE
+    own = memory.locations.statuses[home].model
+    return frozenset(status.id for status in memory.locations.statuses.values() if status.model != own) or NONE
 
 
 def _open_minimum(cluster: Cluster) -> ScaleUp | None:
     """Open replicas up to the minimum, and to the least number that keeps the service level. The reason, if any."""
-    up, least = cluster.up(), max(cluster.min_replicas, cluster.level_replicas)
+    conditions = cluster.conditions
+    up, least = cluster.up(), max(conditions.min_replicas, conditions.level_replicas)
     while cluster.up() < least and cluster.open() is not None:
         pass
-    return ScaleUp.MINIMUM if up < cluster.min_replicas else ScaleUp.PREFILLS if up < least else None
+    return ScaleUp.MINIMUM if up < conditions.min_replicas else ScaleUp.PREFILLS if up < least else None
 
 
-def _act(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:
+def open_slack(cluster: Cluster) -> bool:
+    """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
+    slack = cluster.conditions.slack
+    is_short = slack > 0 and cluster.spare() < slack
+    while is_short and cluster.open() is not None and cluster.spare() < slack:
+        pass
+    return is_short
+
+
+def _act(memory: PoolMemory, changes: Changes) -> ScaleUp | None:
     """Hand prefills over, let the policy react, and open replicas. Returns the reason for openings, possible or not.
 
     Queued requests may wait for the prefills of a whole epoch, so that no replica is idle before the next one, however
@@ -478,14 +467,12 @@ def _act(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None
     below = _open_minimum(cluster)
     changes = replace(changes, waiting=tuple(cluster.in_order()))
     first = cluster.opened
-    wait_s = cluster.speed.wait_s if cluster.speed is not None else inf
     with cluster.prefills_apart():
         hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
-        cluster.limit_wait(max(wait_s, memory.terms.epoch_s))
-        memory.rule.rebalance(cluster, changes)
-        cluster.limit_wait(wait_s)
+        with cluster.longer_waits(memory.terms.epoch_s):
+            memory.rule.rebalance(cluster, changes)
         found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
-        is_short = limits.open_slack(cluster)
+        is_short = open_slack(cluster)
     return below or (ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None)
 
 
@@ -498,7 +485,7 @@ def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -
     with memory.proposing():
         assign_roles(memory, True, now)
         _evacuate(memory)
-        _act(memory, changes, limits)
+        _act(memory, changes)
         moves = _decided_moves(memory)
         needed = cluster.needed()
         admitted = _admit(memory, moves, now)
@@ -513,7 +500,7 @@ def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float
     for change in one_by_one(changes):
         memory.rule.rebalance(memory.cluster, change)
         yield _settle(memory, limits, now)
-    limits.open_slack(memory.cluster)
+    open_slack(memory.cluster)
     yield _settle(memory, limits, now, close=True)
 
 
@@ -526,21 +513,23 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
     if close:
         cluster.close_idle(now, limits.linger_s)
     plan = cluster.settle()
-    memory.add_closings({replica: idle[replica] for replica in plan.closed})
+    memory.locations.add_closings({replica: idle[replica] for replica in plan.closed})
     if limits.cooldown_s:
         for move in plan.moves:
             cluster.rest(move.request, now + limits.cooldown_s)
     plan = _live_plan(memory, plan, admitted)
-    memory.add_plan(plan, touched, now)
+    memory.locations.add_plan(plan, touched, now)
     return plan
 
 
 def _live_plan(memory: PoolMemory, plan: Plan, admitted: Admitted | None) -> Plan:
     """The cluster's plan for replicas on which every request is on one, if only in its queue, with `admitted` moves."""
+    placements, evicted = plan.placements, plan.evicted
     if not memory.terms.may_wait_nowhere:
-        on_replicas = memory.homes.keys() | {eviction.request for eviction in plan.evicted}
-        plan = replace(plan, placements=tuple(p for p in plan.placements if p.request not in on_replicas), evicted=())
-    return plan if admitted is None else replace(plan, moves=admitted.moves, deferred=admitted.deferred)
+        on_replicas = memory.locations.homes.keys() | {eviction.request for eviction in evicted}
+        placements, evicted = tuple(each for each in placements if each.request not in on_replicas), ()
+    moves, deferred = (plan.moves, plan.deferred) if admitted is None else admitted
+    return Plan.of(moves, placements, evicted, plan.queued, plan.opened, plan.closed, deferred, plan.proposed)
 
 
 # --- admission of moves -------------------------------------------------------------------------------
@@ -567,9 +556,9 @@ def _admit(memory: PoolMemory, decided: Mapping[RequestId, Move], now: float) ->
     if not memory.terms.moves_take_time:
         return Admitted(tuple(decided.values()))
     admitted = _within_bounds(memory, sorted(decided.values(), key=lambda move: URGENCY[move.reason]), now)
-    waiting = frozenset(q for q in decided if memory.phase(q) is Phase.WAITING)
-    present = memory.router.present
-    choices = memory.estimates.choose(admitted, _moves_under_way(memory), now, waiting, present) if admitted else []
+    waiting = frozenset(q for q in decided if memory.locations.phase(q) is Phase.WAITING)
+    present, estimates = memory.router.present, memory.learned.estimates
+    choices = estimates.choose(admitted, _moves_under_way(memory), now, waiting, present) if admitted else []
     paths = {choice.request: choice for choice in choices}
     routed = {move.request: _routed(move, paths[move.request]) for move in admitted}
     moves = tuple(move for move in routed.values() if move.path is not None)
@@ -586,11 +575,11 @@ def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:
     target = request.replica
     if target is None or target.state is not ReplicaState.RUNNING:
         return None
-    source = memory.homes.get(request.id) if trace.origin is None else trace.origin.id
+    source = memory.locations.homes.get(request.id) if trace.origin is None else trace.origin.id
     if source is None or source == target.id or (trace.evicted and memory.terms.may_wait_nowhere):
         return None
     if trace.origin is None:
-        reason = Reason.EVACUATE if request.id in memory.leaving else Reason.ADMIT
+        reason = Reason.EVACUATE if request.id in memory.locations.leaving else Reason.ADMIT
     else:
         reason = Reason.OVERLOAD if trace.evicted else trace.reason
     return Move(request.id, source, target.id, request.tokens, reason, trace.unit)
@@ -601,13 +590,13 @@ def _is_sensible(memory: PoolMemory, move: Move) -> bool:
 
     Also false if the request would wait at its target for its adapter, unless its own replica is about to stop.
     """
-    statuses, cluster = memory.statuses, memory.cluster
+    statuses, cluster = memory.locations.statuses, memory.cluster
     source, target = statuses.get(move.source), statuses.get(move.target)
     incompatible = source is not None and target is not None and source.model != target.model
     pointless = move.reason is Reason.DRAIN and cluster.is_starting()
     request, replica = cluster.requests[move.request], cluster.replicas[move.target]
     waits = move.reason is not Reason.EVACUATE and not replica.takes_adapter(request.adapter)
-    return not (incompatible or pointless or waits) and move.request not in memory.under_way
+    return not (incompatible or pointless or waits) and move.request not in memory.locations.under_way
 
 
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:
@@ -621,11 +610,11 @@ def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Mo
     per_replica = float("inf") if terms.moves_per_replica is None else terms.moves_per_replica
     under_way = (move for move in _moves_under_way(memory) if move.reason not in _UNBOUND)
     busy = Counter(end for move in under_way for end in (move.source, move.target))
-    left = at_once - len(memory.under_way)
+    left = at_once - len(memory.locations.under_way)
     admitted = []
     for move in moves:
         ends = (move.source, move.target)
-        barred = move.reason is not Reason.EVACUATE and memory.breaker.blocks(ends, now)
+        barred = move.reason is not Reason.EVACUATE and memory.learned.breaker.blocks(ends, now)
         is_unbound = move.reason in _UNBOUND
         if left > 0 and not barred and (is_unbound or all(busy[end] < per_replica for end in ends)):
             admitted.append(move)
@@ -639,7 +628,7 @@ _UNBOUND = (Reason.ADMIT, _DISAGGREGATE)
 
 
 def _moves_under_way(memory: PoolMemory) -> list[Move]:
-    return [underway.move for underway in memory.under_way.values()]
+    return [underway.move for underway in memory.locations.under_way.values()]
 
 
 def _routed(move: Move, choice: Choice) -> Move:

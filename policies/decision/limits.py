@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import isfinite
 
-from policies.cluster.cluster import Cluster
+from policies.cluster.forecast import Forecast
+from policies.cluster.supply import Demand
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
 from policies.paths.estimates import Boundaries
@@ -36,26 +36,26 @@ class Limits:
     linger_s: float = 0.0
     foreseen: float | None = None
 
-    def begin(self, cluster: Cluster, now: float) -> None:
-        """Begin an epoch: set the budget of moves and the slack, and end the cool-downs that are over."""
-        cluster.wake(now)
-        slack = round(self.slack * cluster.capacity)
-        if self.foresight_s and self.foreseen is not None:
-            wait_s = cluster.speed.wait_s if cluster.speed is not None else 0.0
-            cluster.forecast.observe(now, cluster.total(), self.foresight_s, wait_s if isfinite(wait_s) else 0.0)
-            slack += cluster.forecast.rise(self.foreseen)
-        elif self.foresight_s:
-            cluster.demand.observe(now, cluster.total(), self.foresight_s)
-            slack += cluster.demand.rise
-        moves = float("inf") if self.moves_per_epoch is None else self.moves_per_epoch
-        cluster.bound(moves, slack, self.foreseen is not None)
 
-    def open_slack(self, cluster: Cluster) -> bool:
-        """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
-        is_short = cluster.slack > 0 and cluster.spare() < cluster.slack
-        while is_short and cluster.open() is not None and cluster.spare() < cluster.slack:
-            pass
-        return is_short
+@dataclass(slots=True)
+class DemandHistory:
+    """The demand of a pool in the last minutes, and the capacity to keep free for its next rise."""
+
+    past: Demand = field(default_factory=Demand)
+    forecast: Forecast = field(default_factory=Forecast)
+
+    def observe(self, limits: Limits, tokens: int, wait_s: float, now: float) -> None:
+        """Add the demand at `now`, in tokens. Requests that wait `wait_s` seconds are in time."""
+        if limits.foreseen is None:
+            self.past.observe(now, tokens, limits.foresight_s)
+        else:
+            self.forecast.observe(now, tokens, limits.foresight_s, wait_s)
+
+    def rise(self, limits: Limits) -> int:
+        """The rise that the limits keep free, in tokens."""
+        if not limits.foresight_s:
+            return 0
+        return self.past.rise if limits.foreseen is None else self.forecast.rise(limits.foreseen)
 
 
 @dataclass(frozen=True, slots=True)

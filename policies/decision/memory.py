@@ -1,228 +1,141 @@
-"""The memory of a pool's decisions, and its update by an observation.
+"""The memory of a pool's decisions: what is learned, where things are, and their update by an observation.
 
-Its cluster lives from epoch to epoch; an observation costs time in proportion to its changes. `_location` derives every
-request's location from the newest report, the moves under way and the placements since:
-
-    State of the request                       Location in the cluster
-    on a replica that is up                    that replica
-    on the move to another replica             the target, with blocks at the source, too, unless it waits there for
-                                               other reasons than its prefill
-    in a replica's queue, without blocks       waiting, with that replica as its home
-    on a replica that is about to stop         waiting and leaving; an immovable request is not in the cluster
-    placed since the last report               the chosen replica, until its report or until the placement expires;
-                                               on the move from there already: as on the move
-    on no replica (the idealised model)        waiting
-
-So a decision's location for a request lasts until the next observation, and longer only if that confirms it.
+The two are values of their own. No report has what is in `Learned`, so it outlives an epoch that fails. `Locations`
+follows from the newest reports, moves and placements: whatever an epoch leaves of it, a snapshot of the replicas makes
+it anew (`PoolMemory.observe` with a whole report).
 """
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
 
-from policies.causes import PAIR_FAILURES
-from policies.cluster.changes import Arrival, Changes, Crossing, Departure
+from policies.cluster.changes import Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
-from policies.cluster.forecast import WINDOW_S, Forecast
-from policies.cluster.replica import Replica, Request
-from policies.cluster.supply import Demand, RecentMaximum, Supply
 from policies.cost.fit import NO_STEPS
 from policies.cost.lines import Line
-from policies.decision.breaker import Breaker
-from policies.decision.disaggregation.prefill_load import PrefillLoad
-from policies.decision.experience import Experience
-from policies.decision.level.predicted import PredictedTimes
+from policies.decision import slices
+from policies.decision.learned import Learned
 from policies.decision.level.scaling import Scaled
 from policies.decision.limits import Mode, Sizes, Terms
-from policies.decision.observation import SETTLED, Pool, PoolReport, Resident, Status
+from policies.decision.locations import Locations
+from policies.decision.observation import SETTLED, PoolReport, Status
 from policies.decision.placement import Placed
-from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
-from policies.paths.estimates import Estimates
-from policies.plan import Move, MoveReport, Plan, Reason
-from policies.precedence import Precedence
+from policies.decision.slices import finish, in_slices
+from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.prefix.routing import Router
 from policies.rules.policy import Policy
 from policies.rules.registry import policy
 
-SLICE = 2048
-"""The number of new sizes between two pauses, half a millisecond to one of work. Other changes count as `WEIGHT`."""
-
-WEIGHT = 8
-"""The work of a change of a request or of a replica, in new sizes."""
-
-T = TypeVar("T")
-
 _DONORS = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 """The states of a replica that prefixes are copied from: one that is about to stop gives what it will lose."""
 
-SILENT_S = 30.0
-"""The time after which a move without new reports no longer counts as under way, in seconds.
-
-The source's own time-outs are shorter.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Underway:
-    """A move that has not ended. `since` is the time of its order or of the newest report."""
-
-    move: Move
-    since: float
-
-
-class _Location(NamedTuple):
-    """A request's location: `replica` (None: waiting) and, for a request on the move, the `source` of its blocks.
-
-    `home` is the replica whose queue a waiting request is in. The request `leaves` a home that is about to stop.
-    """
-
-    replica: Replica | None
-    source: Replica | None = None
-    pinned: bool = False
-    home: ReplicaId | None = None
-    leaves: bool = False
-
-
-_NOWHERE = _Location(None)
-
 
 class PoolMemory:
-    """The memory of one pool. Only `policies.decision` changes it.
+    """The memory of one pool, at first with nothing but what is `learned`. Only `policies.decision` changes it."""
 
-    `homes` are the replicas of waiting requests, by request; `leaving` are the requests whose replica is about to stop.
-    `roles_by_hand` are the roles that an operator has set, by replica.
-    """
-
-    def __init__(self, terms: Terms, rule: Policy | None = None) -> None:
+    def __init__(self, terms: Terms, rule: Policy | None = None, learned: Learned | None = None) -> None:
         self.terms = terms
         self.rule = policy(terms.policy) if rule is None else rule
-        self.experience = Experience(terms.epoch_s, terms.decode_rate)
-        self.breaker = Breaker()
-        self.estimates = Estimates(terms.boundaries, terms.epoch_s)
-        self.router = Router(terms.routing)
+        self.learned = Learned(terms) if learned is None else learned
+        self.locations = self._nowhere()
+        self.scaled: Scaled | None = None
+        """The openings and closings of the last epoch in mode `act`."""
         self._links: dict[tuple[ReplicaId, ReplicaId], Line | None] = {}
         """The links of copies, as of the last observation."""
         self._observed_at = 0.0
-        if terms.copies:
-            self.router.link, self.router.link_limit_s = self._copy_link, terms.boundaries.time_limit_s
-        self.roles_by_hand: dict[ReplicaId, Role] = {}
-        self.scaled: Scaled | None = None
-        """The openings and closings of the last epoch in mode `act`."""
-        self.level_replicas = RecentMaximum()
-        """The least number of replicas that keeps a service level."""
-        self.predicted = PredictedTimes()
-        self.prefill_load = PrefillLoad()
-        self._class_seen: dict[str, float] = {}
-        self._begin(Demand(), Forecast())
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the locations."""
+        return self.locations.cluster
+
+    @property
+    def router(self) -> Router:
+        """The router of the locations."""
+        return self.locations.router
 
     def set_mode(self, mode: Mode) -> None:
         """Use plans in this way from the next epoch on."""
         self.terms = replace(self.terms, mode=mode)
         self.scaled = None
 
-    def _begin(self, demand: Demand, forecast: Forecast) -> None:
-        """Begin with an empty cluster, at the first observation and at every whole one."""
-        terms = self.terms
-        self.cluster = Cluster(
-            Tokens(1),
-            Supply(terms.per_node),
-            demand=demand,
-            forecast=forecast,
-            holds=terms.moves_take_time,
-            starts_as=ReplicaState.STARTING if terms.starts_take_time else ReplicaState.RUNNING,
-        )
-        self.statuses: dict[ReplicaId, Status] = {}
-        self.homes: dict[RequestId, ReplicaId] = {}
-        self.leaving: dict[RequestId, None] = {}
-        self.under_way: dict[RequestId, Underway] = {}
-        self.placed: dict[RequestId, Placed] = {}
-        self._residents: dict[RequestId, Resident] = {}
-        # Stale requests need a new location, absent ones cannot leave a replica that is about to stop, and unsettled
-        # ones may lack some of their blocks. Expected replicas are not listed yet, closed ones are of the last plan.
-        self._absent: dict[RequestId, Tokens] = {}
-        self._decoding = 0
-        self._stale: dict[RequestId, None] = {}
-        self._unsettled: dict[RequestId, None] = {}
-        self._expected: dict[ReplicaId, None] = {}
-        self._closed: dict[ReplicaId, float | None] = {}
+    def add_placement(self, request_id: RequestId, placed: Placed, cached: Tokens = Tokens(0)) -> None:
+        """Add the placement of an arrival, or of a request that a replica has lost or refused.
 
-    def _restart(self, seen: PoolReport) -> PoolReport:
-        """Drop everything that a snapshot contains, and keep what was learned. Returns the snapshot, with the lost.
-
-        Placements and moves since the reports in it are dropped, too: the next reports contain them.
+        The replica has the KV of `cached` tokens of the request, by prediction.
         """
-        listed = {status.id for status in seen.replicas}
-        lost = tuple(sorted(self.statuses.keys() - listed))
-        present = {resident.load.id for resident in seen.requests}
-        self._begin(self.cluster.demand, self.cluster.forecast)
-        self.router.restart(present)
-        self.estimates.keep_requests(present)
-        return replace(seen, lost=lost)
+        if self.terms.has_level:
+            replica = self.cluster.replicas[placed.replica]
+            first_token_s = self.router.queues.wait_s(replica.id, placed.at)
+            self.learned.predicted.add_arrival(replica, placed.tokens - cached, first_token_s, placed.at)
+        self.locations.add_placement(request_id, placed)
 
-    def _copy_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
-        """See `TokenLink`. Copies stay out of the way of migrations: none goes where one is under way."""
-        ends = donor, target
-        if ends not in self._links:
-            self._links[ends] = self._find_link(donor, target)
-        return self._links[ends]
+    @contextmanager
+    def proposing(self) -> Iterator[None]:
+        """At the end of the block, take all of its decisions back: the memory is as before."""
+        learned = self.learned
+        load = learned.prefill_load
+        learned.prefill_load = load.copy()
+        try:
+            with self.cluster.proposing(), learned.estimates.proposing():
+                yield
+        finally:
+            learned.prefill_load = load
 
-    def _find_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
-        status = self.statuses.get(donor)
-        # A silent replica has no capacity.
-        gives = status is not None and status.state in _DONORS and status.capacity > 0
-        moves = (underway.move for underway in self.under_way.values())
-        if not gives or any((move.source, move.target) == (donor, target) for move in moves):
-            return None
-        return self.estimates.copying(donor, target, self._observed_at)
+    def active_classes(self, now: float) -> frozenset[str]:
+        """The service classes that have requests, or have lately had some."""
+        return self.learned.active_classes(self.locations.present_classes(), now)
+
+    # --- observations ---------------------------------------------------------------------------------
 
     def observe(self, seen: PoolReport, now: float) -> Changes:
-        """Update the cluster with an observation, and return the changes for the policy."""
+        """Update the memory with an observation, and return the changes for the policy."""
         return finish(self.observe_in_slices(seen, now))
 
     def observe_in_slices(self, seen: PoolReport, now: float) -> Generator[None, None, Changes]:
         """As `observe`, with pauses for placements: at each, every request is in one place and every sum is correct."""
         if seen.whole:
-            seen = self._restart(seen)
-        self._take_pool(seen.pool)
-        cluster = self.cluster
-        for report in seen.moves:
-            self._take_move(report, now)
-        for copied in seen.copies:
-            self.estimates.learn_copy(copied, now)
-        self._expire(now)
+            seen = self._rebuild(seen)
+        learned, locations, cluster = self.learned, self.locations, self.locations.cluster
+        if seen.pool.capacity:
+            learned.capacity = seen.pool.capacity
+            cluster.set_capacity(seen.pool.capacity)
+        self._take_moves(seen, now)
         crossed: list[Crossing] = []
         departed: list[tuple[int, Departure]] = []
         grown = 0
-        sizes = self._sizes(seen.sizes)
-        for _ in range(0, len(seen.sizes), SLICE):
-            grown += cluster.resize(islice(sizes, SLICE), crossed)
+        sizes = locations.known_sizes(seen.sizes)
+        for _ in range(0, len(seen.sizes), slices.SLICE):
+            grown += cluster.resize(islice(sizes, slices.SLICE), crossed)
             yield
-        for gone in _in_slices(seen.gone):
-            departed += self._take_gone(gone)
+        for gone in in_slices(seen.gone):
+            departed += locations.take_gone(gone)
+            learned.forget_requests(q for q in gone if q not in locations.placed)
             yield
         moving = {report.request for report in seen.moves}
         decoding = 0
-        for number, residents in enumerate(_in_slices(seen.requests)):
+        for number, residents in enumerate(in_slices(seen.requests)):
             if number:
                 yield
-            decoding += self._take_requests(residents, crossed, moving)
-        self.experience.observe_growth(grown, self._decoding - decoding, now)
+            decoding += locations.take_requests(residents, crossed, moving)
+        learned.experience.observe_growth(grown, locations.decoding - decoding, now)
         self._learn_running(seen, now)
         yield from self._learn_steps(seen.replicas, now)
         yield
-        removed = self._take_replicas(seen, now)
-        yield from self._relocate(removed)
+        learned.experience.observe_replicas(seen.replicas, seen.lost, now)
+        removed = locations.take_replicas(seen)
+        learned.forget_replicas(seen.lost, locations.statuses)
+        learned.take_profiles(seen.profiles, now)
+        yield from locations.relocate(removed)
         for replica in removed.values():
             cluster.lose(replica)
-        self._expect(seen)
-        self._admit_at_home()
+        locations.expect(seen)
+        locations.admit_at_home()
         yield
         yield from self._take_caches(seen, now)
-        self._correct()
-        cluster.await_start(seen.opening > 0 or self.experience.awaits_start(now))
+        locations.correct()
         for report in seen.moves:
             if report.by_hand and report.moved and report.request in cluster.requests:
                 cluster.rest(report.request, now + self.terms.limits.by_hand_s)
@@ -232,237 +145,64 @@ class PoolMemory:
             tuple(
                 departure for _, departure in sorted(departed, key=itemgetter(0)) if departure.replica.id not in removed
             ),
-            tuple(crossing for crossing in crossed if self._is_placed(crossing.request)),
+            tuple(crossing for crossing in crossed if locations.is_placed(crossing.request)),
             tuple(cluster.in_order()),
         )
 
-    def add_plan(self, plan: Plan, decided: Iterable[Request], now: float) -> None:
-        """Add a plan, made by decisions on the `decided` requests.
+    # --- inside ---------------------------------------------------------------------------------------
 
-        The next observation locates these requests anew: its reports alone decide where they really are.
+    def _nowhere(self) -> Locations:
+        """Locations of nothing, by what is learned."""
+        terms, link = self.terms, self._copy_link if self.terms.copies else None
+        router = Router(terms.routing, self.learned.routing, link, terms.boundaries.time_limit_s)
+        return Locations(terms, router, self.learned.capacity)
+
+    def _rebuild(self, seen: PoolReport) -> PoolReport:
+        """Begin with new locations, to be filled by a snapshot. Returns the snapshot, with the lost replicas.
+
+        Placements and moves since the reports in it are dropped, too: the next reports contain them.
         """
-        self._stale.update((request.id, None) for request in decided)
-        if self.terms.moves_take_time:
-            self.under_way.update((move.request, Underway(move, now)) for move in plan.moves)
-        self._expected.update(
-            (opening.replica, None) for opening in plan.opened if opening.replica in self.cluster.replicas
-        )
+        old, present = self.locations, {resident.load.id for resident in seen.requests}
+        lost = tuple(sorted(old.statuses.keys() - {status.id for status in seen.replicas}))
+        self.locations = self._nowhere()
+        for request in (resident.load.id for resident in seen.requests):
+            # No report has the names of a prompt's blocks.
+            self.router.take_names(request, old.router.names(request))
+        self.learned.estimates.keep_requests(present)
+        return replace(seen, lost=lost)
 
-    @contextmanager
-    def proposing(self) -> Iterator[None]:
-        """At the end of the block, take all of its decisions back: the memory is as before."""
-        load = self.prefill_load
-        self.prefill_load = load.copy()
-        try:
-            with self.cluster.proposing(), self.estimates.proposing():
-                yield
-        finally:
-            self.prefill_load = load
-
-    def add_closings(self, idle: Mapping[ReplicaId, float | None]) -> None:
-        """Add the plan's closed replicas, with the times since which they are empty."""
-        self._closed.update(idle)
-
-    def add_placement(self, request_id: RequestId, placed: Placed, cached: Tokens = Tokens(0)) -> None:
-        """Add the placement of an arrival, or of a request that a replica has lost or refused.
-
-        The replica has the KV of `cached` tokens of the request, by prediction.
-        """
-        self._forget_location(request_id)
-        self.under_way.pop(request_id, None)
-        self.placed[request_id] = placed
-        if self.terms.has_level:
-            replica = self.cluster.replicas[placed.replica]
-            first_token_s = self.router.queues.wait_s(replica.id, placed.at)
-            self.predicted.add_arrival(replica, placed.tokens - cached, first_token_s, placed.at)
-            self.cluster.set_backlog(replica, replica.backlog + placed.tokens)
-        self._stale[request_id] = None
-        self._unsettled[request_id] = None
-
-    def add_order(self, move: Move, now: float) -> None:
-        """Add a move that is ordered between two epochs, by an operator or with a placement."""
-        self.under_way[move.request] = Underway(move, now)
-        self._stale[move.request] = None
-
-    def add_request(
-        self,
-        request_id: RequestId,
-        tokens: Tokens,
-        precedence: Precedence,
-        replica: Replica | None = None,
-        adapter: AdapterId | None = None,
-        names: Sequence[int] = (),
-    ) -> Request:
-        """Add a request to the cluster, with the rank and the turn of its class."""
-        return self.cluster.add_request(request_id, tokens, replica, *self._in_line(precedence), adapter, names)
-
-    def new_request(self, arrival: Arrival) -> Request:
-        """The request of an arrival, as `add_request` would add it. Changes nothing."""
-        in_line = self._in_line(arrival.precedence)
-        return self.cluster.new_request(arrival.id, arrival.tokens, *in_line, arrival.adapter, arrival.names)
-
-    def _in_line(self, precedence: Precedence) -> tuple[int, float]:
-        """The rank and the turn of a request."""
-        classes = self.terms.classes
-        return classes.rank(precedence.service_class), classes.turn(precedence)
-
-    def active_classes(self, now: float) -> frozenset[str]:
-        """The classes that have requests, or have had some within the last `WINDOW_S` seconds."""
-        present = {resident.load.precedence.service_class for resident in self._residents.values()}
-        present |= {placed.precedence.service_class for placed in self.placed.values()}
-        self._class_seen.update(dict.fromkeys(present, now))
-        return frozenset(name for name, at in self._class_seen.items() if at >= now - WINDOW_S)
-
-    def model_of(self, request: RequestId) -> str | None:
-        """The model on a waiting request's replica, with which alone the request continues; None without a replica."""
-        home = self.homes.get(request)
-        status = None if home is None else self.statuses.get(home)
-        return None if status is None else status.model
-
-    @property
-    def decoding(self) -> int:
-        """The number of requests that decode, by the newest reports."""
-        return self._decoding
-
-    def role(self, replica: ReplicaId) -> Role:
-        """A replica's part in prefill and decoding."""
-        found = self.cluster.replicas.get(replica)
-        return Role.BOTH if found is None else found.role
-
-    def phase(self, request: RequestId) -> Phase | None:
-        """A request's phase in the newest report; None if no replica has reported the request."""
-        resident = self._residents.get(request)
-        return resident.load.phase if resident else None
-
-    # --- moves and replicas ---------------------------------------------------------------------------
-
-    def _take_pool(self, pool: Pool) -> None:
-        if pool.capacity:
-            self.cluster.set_capacity(pool.capacity)
-        self.cluster.keep(pool.min_replicas)
-
-    def _take_move(self, report: MoveReport, now: float) -> None:
-        pair = (report.source, report.target)
-        underway = self.under_way.get(report.request)
-        self._stale[report.request] = None
-        if report.moved is None:
-            move = Move(report.request, *pair, report.tokens or Tokens(0), report.reason, 0, report.path)
-            same = underway is not None and (underway.move.source, underway.move.target) == pair
-            self.under_way[report.request] = Underway(underway.move if underway is not None and same else move, now)
-            return
-        if report.moved:
-            self.router.moved(report.request, *pair, now)
-            self._follow_placed(report)
-        if underway is not None and (underway.move.source, underway.move.target) == pair:
-            del self.under_way[report.request]
-            if report.moved:
-                self.breaker.succeeded(pair)
-                self.experience.observe_move(report.took_s or 0.0)
-            elif report.cause in PAIR_FAILURES:
-                self.breaker.failed(pair, now)
-        self.estimates.learn(report, now)
-
-    def _follow_placed(self, report: MoveReport) -> None:
-        """Expect a request that has moved on before its first report from the target."""
-        placed = self.placed.get(report.request)
-        if placed is not None and placed.replica == report.source:
-            self.placed[report.request] = replace(placed, replica=report.target)
-
-    def _expire(self, now: float) -> None:
-        for request, underway in list(self.under_way.items()):
-            if underway.since <= now - SILENT_S:
-                del self.under_way[request]
-                self._stale[request] = None
-        for request, placed in list(self.placed.items()):
-            if placed.expires_at <= now:
-                del self.placed[request]
-                self.under_way.pop(request, None)
-                self.router.ended(request)
-                self._stale[request] = None
+    def _take_moves(self, seen: PoolReport, now: float) -> None:
+        """Follow moves and copies, and learn from their ends."""
+        learned, locations = self.learned, self.locations
+        for report in seen.moves:
+            if locations.take_move(report, now):
+                learned.learn_end(report, now)
+            learned.estimates.learn(report, now)
+        for copied in seen.copies:
+            learned.estimates.learn_copy(copied, now)
+        locations.expire(now)
 
     def _learn_running(self, seen: PoolReport, now: float) -> None:
         """Add the number of requests on replicas since the last report. At a whole one, none is in the cluster yet."""
         if not seen.whole:
-            self.experience.observe_running(len(self.cluster.requests) - len(self.cluster.waiting), now)
+            self.learned.experience.observe_running(len(self.cluster.requests) - len(self.cluster.waiting), now)
 
     def _learn_steps(self, statuses: Sequence[Status], now: float) -> Iterator[None]:
         """Add the steps of replicas since their last report to the experience."""
-        for number, some in enumerate(_in_slices(statuses)):
+        for number, some in enumerate(in_slices(statuses)):
             if number:
                 yield
             for status in some:
-                was = self.statuses.get(status.id)
+                was = self.locations.statuses.get(status.id)
                 ran = was is not None and was.steps.steps != status.steps.steps
                 steps = status.steps.since(was.steps) if was is not None and ran else NO_STEPS
-                self.experience.observe_steps(steps, status.step_tokens, now)
-
-    def _take_replicas(self, seen: PoolReport, now: float) -> dict[ReplicaId, Replica]:
-        """Add and update replicas. Returns those to remove from the cluster after their requests have been relocated.
-
-        A closed replica that is still up has not closed yet, or will not: it is added again.
-        """
-        cluster = self.cluster
-        self.experience.observe_replicas(seen.replicas, seen.lost, now)
-        statuses, switched = self._take_statuses(seen)
-        statuses += (self.statuses[r] for r in self._closed if r in self.statuses)
-        changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected, *(status.id for status in statuses)))
-        for status in statuses:
-            if status.state in UP:
-                self._add_or_change(status)
-        self._closed.clear()
-        self._expected.clear()
-        for replica_id, profile in seen.profiles.items():
-            is_new = self.estimates.profile(replica_id, profile)
-            self.router.take_profile(profile)
-            if is_new:
-                self.experience.observe_profile(profile.prefill, now)
-        if changed:
-            self._stale.update(dict.fromkeys(self.under_way))
-            self._stale.update(dict.fromkeys(self.placed))
-        if switched:
-            self._stale.update((q, None) for q, resident in self._residents.items() if resident.replica in switched)
-        return {r: cluster.replicas[r] for r in changed if r in cluster.replicas and not self._is_up(r)}
-
-    def _take_statuses(self, seen: PoolReport) -> tuple[list[Status], set[ReplicaId]]:
-        """Store the reported statuses.
-
-        Returns those that are new, closed or different in more than their free blocks, and the replicas that have come
-        up or gone down.
-        """
-        changed, switched = [], set()
-        for replica_id in seen.lost:
-            self.statuses.pop(replica_id, None)
-            self._closed.pop(replica_id, None)
-            self.breaker.forget(replica_id)
-            self.router.forget(replica_id)
-            self.roles_by_hand.pop(replica_id, None)
-        if seen.lost:
-            for request in [q for q, underway in self.under_way.items() if underway.move.source in seen.lost]:
-                del self.under_way[request]
-                self._stale[request] = None
-        statuses, closed = self.statuses, self._closed
-        for status in seen.replicas:
-            was = statuses.get(status.id)
-            statuses[status.id] = status
-            if was is None or status.id in closed:
-                changed.append(status)
-            elif (
-                was.capacity != status.capacity
-                or was.state != status.state
-                or was.max_requests != status.max_requests
-                or was.max_adapters != status.max_adapters
-            ):
-                changed.append(status)
-                if (was.state in UP) is not (status.state in UP):
-                    switched.add(status.id)
-        if seen.lost:
-            self.estimates.keep(statuses)
-        return changed, switched
+                self.learned.experience.observe_steps(steps, status.step_tokens, now)
 
     def _take_caches(self, seen: PoolReport, now: float) -> Iterator[None]:
         """Update the prompt tree, with a pause after every change of many blocks."""
         router = self.router
-        router.block_tokens = next((status.block_size for status in self.statuses.values() if status.capacity), 0)
+        statuses = self.locations.statuses.values()
+        router.block_tokens = next((status.block_size for status in statuses if status.capacity), 0)
         if self.terms.sizes is Sizes.MARGINAL and self.rule.knows_sharing:
             self.cluster.share_blocks(router.block_tokens, router.names)
         router.expire(now)
@@ -470,261 +210,22 @@ class PoolMemory:
         self._observed_at = now
         for replica, change in seen.caches.items():
             router.tree.apply(replica, change)
-            if sum(map(len, change.stored.values())) > SLICE:
+            if sum(map(len, change.stored.values())) > slices.SLICE:
                 yield
-        for request_id in [q for q in router.queues.waiting() if self.phase(q) in SETTLED]:
+        for request_id in [q for q in router.queues.waiting() if self.locations.phase(q) in SETTLED]:
             router.queues.end(request_id)
 
-    def _is_up(self, replica: ReplicaId) -> bool:
-        status = self.statuses.get(replica)
-        return status is not None and status.state in UP
+    def _copy_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
+        """See `TokenLink`. Copies stay out of the way of migrations: none goes where one is under way."""
+        ends = donor, target
+        if ends not in self._links:
+            self._links[ends] = self._find_link(donor, target)
+        return self._links[ends]
 
-    def _add_or_change(self, status: Status) -> None:
-        cluster = self.cluster
-        replica = cluster.replicas.get(status.id)
-        capacity = status.capacity or cluster.capacity
-        most = status.max_requests or cluster.max_requests
-        if replica is None:
-            replica = cluster.add_replica(status.id, status.node, capacity, status.state, most, status.max_adapters)
-            cluster.set_idle_since(replica, self._closed.get(status.id))
-            cluster.supply.claim(status.id)
-        else:
-            cluster.update_replica(replica, status.state, capacity, most, status.max_adapters)
-
-    def _expect(self, seen: PoolReport) -> None:
-        """Add requested replicas that are not listed yet, and limit the supply to those that may still be opened."""
-        cluster = self.cluster
-        cluster.supply.allow(float("inf"))
-        for _ in range(seen.opening):
-            replica_id, node = cluster.supply.take()
-            cluster.add_replica(replica_id, node, cluster.capacity, ReplicaState.STARTING)
-            self._expected[replica_id] = None
-        if seen.pool.max_replicas is not None:
-            existing = sum(status.state is not ReplicaState.STOPPED for status in self.statuses.values())
-            cluster.supply.allow(max(0, seen.pool.max_replicas - existing - seen.opening))
-
-    # --- requests -------------------------------------------------------------------------------------
-
-    def _take_gone(self, gone: Iterable[RequestId]) -> Iterator[tuple[int, Departure]]:
-        """Remove requests that have ended. Yields their departures from replicas, each with the request's order."""
-        cluster = self.cluster
-        for request_id in gone:
-            resident = self._residents.pop(request_id, None)
-            if resident is not None and resident.load.phase is Phase.DECODE:
-                self._decoding -= 1
-            if request_id in self.placed:
-                self._stale[request_id] = None
-                continue
-            self._forget_location(request_id)
-            self._stale.pop(request_id, None)
-            self.estimates.forget(request_id)
-            self.router.ended(request_id)
-            request = cluster.requests.get(request_id)
-            if request is None:
-                continue
-            if request.replica is not None:
-                yield request.order, Departure(request_id, request.kind, request.replica)
-            cluster.remove_request(request)
-
-    def _sizes(self, sizes: Mapping[RequestId, Tokens]) -> Iterator[tuple[RequestId, Tokens]]:
-        """The sizes of requests in the cluster. Stores those of absent requests, which must stay where they are."""
-        if not self._absent:
-            return iter(sizes.items())
-        self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
-        return ((q, tokens) for q, tokens in sizes.items() if q not in self._absent)
-
-    def _take_requests(
-        self, residents: Sequence[Resident], crossed: list[Crossing], moving: Collection[RequestId]
-    ) -> int:
-        """Store new and changed requests. Appends those in another size class to `crossed`.
-
-        A move that was ordered with a placement has begun if the request's first report comes with one of the move:
-        then it is `moving`. Returns the number of those that decode now. All other decoding requests have also decoded
-        before.
-        """
-        cluster = self.cluster
-        others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in residents)
-        resized = [(q.id, Tokens(max(1, tokens))) for q, tokens in others if q is not None and q.tokens != tokens]
-        if resized:
-            cluster.resize(resized, crossed)
-        decoding = 0
-        for resident in residents:
-            request_id = resident.load.id
-            was = self._residents.get(request_id)
-            self._residents[request_id] = resident
-            decoding += resident.load.phase is Phase.DECODE
-            self._decoding -= was is not None and was.load.phase is Phase.DECODE
-            placed = self.placed.get(request_id)
-            if placed is not None and placed.replica == resident.replica:
-                del self.placed[request_id]
-                if request_id not in moving:
-                    self.under_way.pop(request_id, None)
-            self._stale[request_id] = None
-        self._decoding += decoding
-        return decoding
-
-    def _relocate(self, removed: Mapping[ReplicaId, Replica]) -> Iterator[None]:
-        """Derive the locations of all stale requests anew. No location is on a `removed` replica."""
-        cluster = self.cluster
-        for replica in removed.values():
-            # Nothing is placed there during the pauses.
-            limits = replica.capacity, replica.max_requests, replica.max_adapters
-            cluster.update_replica(replica, ReplicaState.STOPPED, *limits)
-        replicas = cluster.replicas
-        up = {r: replica for r, replica in replicas.items() if r not in removed} if removed else replicas
-        stale, self._stale = self._stale, {}
-        for number, some in enumerate(_in_slices(tuple(stale))):
-            if number:
-                yield
-            for request_id in some:
-                self._locate(request_id, self._location(request_id, up))
-
-    def _location(self, request_id: RequestId, up: Mapping[ReplicaId, Replica]) -> _Location | None:
-        """A request's location, given the replicas that are up; None if the request is not in the cluster."""
-        placed, underway = self.placed.get(request_id), self.under_way.get(request_id)
-        target = None if underway is None else up.get(underway.move.target)
-        if placed is not None and (replica := up.get(placed.replica)) is not None:
-            if target is None or target is replica:
-                return _Location(replica, pinned=True)
-            return _Location(target, replica, pinned=True)
-        resident = self._residents.get(request_id)
-        if resident is None:
+    def _find_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
+        status = self.locations.statuses.get(donor)
+        # A silent replica has no capacity.
+        gives = status is not None and status.state in _DONORS and status.capacity > 0
+        if not gives or self.locations.moves_between(donor, target):
             return None
-        if resident.replica is None:
-            return _NOWHERE
-        home = up.get(resident.replica)
-        stays = resident.load.immovable is not None or resident.load.phase is Phase.MOVING
-        if target is not None and underway is not None:
-            # A request that is preempted during its move has lost its blocks. One that waits for its prefill gets some.
-            holds = resident.load.phase is not Phase.WAITING or underway.move.reason is Reason.DISAGGREGATE
-            return _Location(target, home if holds and home is not target else None, pinned=True)
-        if home is None:
-            return None if stays else _Location(None, home=resident.replica, leaves=True)
-        if resident.load.phase is Phase.WAITING and not stays:
-            return _Location(None, home=resident.replica)
-        return _Location(home, pinned=stays)
-
-    def _locate(self, request_id: RequestId, location: _Location | None) -> None:
-        cluster = self.cluster
-        request = cluster.requests.get(request_id)
-        absent = self._forget_location(request_id)
-        if location is None:
-            if request_id in self._residents:
-                tokens = absent or self._residents[request_id].load.tokens
-                self._absent[request_id] = tokens if request is None else request.tokens
-            if request is not None:
-                cluster.remove_request(request)
-            return
-        if request is None:
-            newest = self._newest(request_id)
-            tokens = Tokens(max(1, absent or newest.tokens))
-            names = self.router.names(request_id)
-            request = self.add_request(request_id, tokens, newest.precedence, location.replica, newest.adapter, names)
-        cluster.locate(request, location.replica, location.source)
-        if request.pinned is not location.pinned:
-            cluster.pin(request, location.pinned)
-        if location.home is not None:
-            self.homes[request_id] = location.home
-            if location.leaves:
-                self.leaving[request_id] = None
-        if location.replica is not None:
-            resident = self._residents.get(request_id)
-            if location.source is not None or resident is None or resident.load.phase not in SETTLED:
-                self._unsettled[request_id] = None
-
-    def _is_placed(self, request: Request) -> bool:
-        """True if the request is still in the cluster and on a replica."""
-        return request.replica is not None and self.cluster.requests.get(request.id) is request
-
-    def _forget_location(self, request_id: RequestId) -> Tokens | None:
-        """Forget a request's location. Returns the size of a request that was absent from the cluster."""
-        self.homes.pop(request_id, None)
-        self.leaving.pop(request_id, None)
-        self._unsettled.pop(request_id, None)
-        return self._absent.pop(request_id, None)
-
-    def _newest(self, request_id: RequestId) -> RequestLoad | Placed:
-        """The newest report of a request; before the first one, its placement."""
-        resident = self._residents.get(request_id)
-        return self.placed[request_id] if resident is None else resident.load
-
-    def _admit_at_home(self) -> None:
-        """Put queued requests on their homes if they fit there, since the engine runs them in its next step anyway."""
-        cluster = self.cluster
-        queued: dict[ReplicaId, int] = {}
-        for request in sorted((cluster.requests[q] for q in self.homes), key=lambda q: q.place_in_line):
-            home = cluster.replicas.get(self.homes[request.id]) if request.id not in self.leaving else None
-            if home is None:
-                continue
-            if home.free >= cluster.size_on(request, home):
-                cluster.locate(request, home)
-                del self.homes[request.id]
-                self._stale[request.id] = self._unsettled[request.id] = None
-            else:
-                queued[home.id] = queued.get(home.id, 0) + 1
-        for replica in cluster.replicas.values():
-            if replica.queued or replica.id in queued:
-                cluster.enqueue(replica, queued.get(replica.id, 0))
-        if self.terms.has_level:
-            self._count_backlogs()
-
-    def _prefilled_on(self, request: Request) -> Replica | None:
-        """The replica that has the prefill of an unsettled request before it; None for one that decodes and moves."""
-        if request.source is None:
-            return request.replica
-        underway = self.under_way.get(request.id)
-        disaggregates = underway is not None and underway.move.reason is Reason.DISAGGREGATE
-        return request.source if disaggregates and self.phase(request.id) not in SETTLED else None
-
-    def _count_backlogs(self) -> None:
-        """Set every replica's tokens that wait for their prefill: of requests in its queue, in prefill, or expected."""
-        backlogs: dict[ReplicaId, int] = {}
-        for request_id in self._unsettled:
-            request = self.cluster.requests[request_id]
-            replica = self._prefilled_on(request)
-            if replica is not None:
-                backlogs[replica.id] = backlogs.get(replica.id, 0) + request.tokens
-        for request_id, home in self.homes.items():
-            backlogs[home] = backlogs.get(home, 0) + self.cluster.requests[request_id].tokens
-        for replica in self.cluster.replicas.values():
-            self.cluster.set_backlog(replica, backlogs.get(replica.id, 0))
-
-    def _correct(self) -> None:
-        """Set the difference between every engine's own count of used tokens and its requests' sizes.
-
-        Blocks that requests share by prediction count once. Unsettled requests (in prefill, or on their way) have any
-        part of their blocks, so they explain any difference up to their sizes.
-        """
-        cluster = self.cluster
-        uncertain: dict[ReplicaId, int] = {}
-        for request_id in self._unsettled:
-            request = cluster.requests[request_id]
-            for place in dict.fromkeys((request.replica, self._prefilled_on(request))):
-                if place is not None:
-                    uncertain[place.id] = uncertain.get(place.id, 0) + request.tokens
-        replicas = cluster.replicas
-        for status in self.statuses.values():
-            if status.free_blocks is not None and status.state is ReplicaState.RUNNING:
-                replica = replicas[status.id]
-                used = max(0, status.capacity - status.free_blocks * status.block_size)
-                saved = cluster.saved(replica)
-                unexplained = used - (replica.load + replica.held - saved)
-                if unsure := uncertain.get(status.id):
-                    unexplained = max(unexplained, min(unexplained + unsure, 0))
-                cluster.correct(replica, unexplained - saved)
-
-
-def _in_slices(changes: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Parts of these changes, each for the work between two pauses."""
-    size = max(1, SLICE // WEIGHT)
-    return (changes[first : first + size] for first in range(0, len(changes), size))
-
-
-def finish(slices: Generator[None, None, T]) -> T:
-    """Run a generator to its end, without pauses, and return its result."""
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return self.learned.estimates.copying(donor, target, self._observed_at)

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from policies.cluster.changes import Arrival
 from policies.decision.limits import Mode, Terms
 from policies.decision.observation import Observation, PoolId
-from policies.model import ReplicaId, Role
-from policies.plan import Move, Plan
+from policies.model import ReplicaId, RequestId, Role
+from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,45 @@ Entry = PlacedCall | Ordered | RoleOrdered | ModeOrdered
 
 
 @dataclass(frozen=True, slots=True)
+class _RecordedPlan:
+    """A plan as recordings have it: a member for each kind of action, and the ids of closed replicas."""
+
+    moves: tuple[Move, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    evicted: tuple[Eviction, ...] = ()
+    queued: tuple[RequestId, ...] = ()
+    opened: tuple[Open, ...] = ()
+    closed: tuple[ReplicaId, ...] = ()
+    deferred: tuple[Move, ...] = ()
+    proposed: "_RecordedProposal | None" = None
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> "_RecordedPlan":
+        proposed = None if plan.proposed is None else _RecordedProposal.from_proposal(plan.proposed)
+        members = plan.moves, plan.placements, plan.evicted, plan.queued, plan.opened, plan.closed
+        return cls(*members, plan.deferred, proposed)
+
+    def to_plan(self) -> Plan:
+        proposed = None if self.proposed is None else self.proposed.to_proposal()
+        members = self.moves, self.placements, self.evicted, self.queued, self.opened, self.closed
+        return Plan.of(*members, self.deferred, proposed)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedProposal:
+    plan: _RecordedPlan
+    moves: tuple[Move, ...]
+    replicas_needed: int
+
+    @classmethod
+    def from_proposal(cls, proposal: Proposal) -> "_RecordedProposal":
+        return cls(_RecordedPlan.from_plan(proposal.plan), proposal.moves, proposal.replicas_needed)
+
+    def to_proposal(self) -> Proposal:
+        return Proposal(self.plan.to_plan(), self.moves, self.replicas_needed)
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """One epoch: the observation, the plans by pool, and the `entries` since the previous epoch, in order of time.
 
@@ -73,7 +112,25 @@ class Epoch:
 
 
 _TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
-_EPOCH: TypeAdapter[Epoch] = TypeAdapter(Epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedEpoch:
+    entries: tuple[Entry, ...]
+    seen: Observation
+    plans: Mapping[PoolId, tuple[_RecordedPlan, ...]]
+
+    @classmethod
+    def from_epoch(cls, epoch: Epoch) -> "_RecordedEpoch":
+        plans = {pool: tuple(map(_RecordedPlan.from_plan, found)) for pool, found in epoch.plans.items()}
+        return cls(epoch.entries, epoch.seen, plans)
+
+    def to_epoch(self) -> Epoch:
+        plans = {pool: tuple(plan.to_plan() for plan in found) for pool, found in self.plans.items()}
+        return Epoch(self.entries, self.seen, plans)
+
+
+_EPOCH: TypeAdapter[_RecordedEpoch] = TypeAdapter(_RecordedEpoch)
 
 
 def terms_line(terms: Terms) -> bytes:
@@ -83,7 +140,7 @@ def terms_line(terms: Terms) -> bytes:
 
 def epoch_line(epoch: Epoch) -> bytes:
     """The line of an epoch, without its end."""
-    return _EPOCH.dump_json(epoch)
+    return _EPOCH.dump_json(_RecordedEpoch.from_epoch(epoch))
 
 
 def parse_recording(lines: Sequence[bytes], name: str) -> tuple[Terms, Iterator[Epoch]]:
@@ -91,7 +148,7 @@ def parse_recording(lines: Sequence[bytes], name: str) -> tuple[Terms, Iterator[
     iteration raises `ValueError`.
     """
     terms: Terms = _parse(_TERMS, lines[0] if lines else b"", name, 1)
-    return terms, (_parse(_EPOCH, line, name, number) for number, line in enumerate(lines[1:], 2))
+    return terms, (_parse(_EPOCH, line, name, number).to_epoch() for number, line in enumerate(lines[1:], 2))
 
 
 def _parse(adapter: TypeAdapter[Any], line: bytes, name: str, number: int) -> Any:

@@ -100,30 +100,16 @@ class Matched:
 NOT_MATCHED = Matched()
 
 
-class Router:
-    """The routing of one pool: its prompt tree, its sessions, and the prefills that wait on its replicas.
-
-    `speed` are the replicas' step times and `load` the time to load tokens from DRAM; `block_tokens` is the size of
-    their blocks, 0 before it is known.
+class RoutingExperience:
+    """What routing has learned: the replicas' step times (`speed`), the time to load tokens from DRAM (`load`), the
+    reuse of prompts, and the replicas of sessions.
     """
 
-    def __init__(self, routing: Routing) -> None:
-        self.routing = routing
-        self.tree = PromptTree(PROMISE_S)
-        self.queues = PrefillQueues()
-        self.reuse = Reuse()
+    def __init__(self) -> None:
         self.speed = UNKNOWN_SPEED
         self.load = UNKNOWN_LOAD
-        self.block_tokens = 0
-        self.link: TokenLink | None = None
-        """The links for copies between replicas; None: nothing is copied."""
-        self.link_limit_s = 0.0
-        """The longest copy, in seconds."""
-        self._sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
-        self._prompts: dict[RequestId, array[int]] = {}
-        """The names of placed requests' prompts, 8 bytes each, until the requests end."""
-
-    # --- observations ---------------------------------------------------------------------------------
+        self.reuse = Reuse()
+        self.sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
 
     def take_profile(self, profile: Profile) -> None:
         """Take a replica's own measurements: they count until step times are known from more than its start."""
@@ -131,16 +117,37 @@ class Router:
         if profile.staging_bytes_per_s and profile.token_bytes:
             self.load = Line.of(profile.staging_bytes_per_s / profile.token_bytes)
 
+
+class Router:
+    """The routing of one pool: its prompt tree, and the prefills that wait on its replicas.
+
+    `block_tokens` is the size of the replicas' blocks, 0 before it is known. `link` are the links for copies between
+    replicas (None: nothing is copied), and `link_limit_s` is the longest copy, in seconds.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        learned: RoutingExperience | None = None,
+        link: TokenLink | None = None,
+        link_limit_s: float = 0.0,
+    ) -> None:
+        self.routing = routing
+        self.learned = learned or RoutingExperience()
+        self.tree = PromptTree(PROMISE_S)
+        self.queues = PrefillQueues()
+        self.block_tokens = 0
+        self.link = link
+        self.link_limit_s = link_limit_s
+        self._prompts: dict[RequestId, array[int]] = {}
+        """The names of placed requests' prompts, 8 bytes each, until the requests end."""
+
+    # --- observations ---------------------------------------------------------------------------------
+
     def expire(self, now: float) -> None:
         """Forget old promises and sessions."""
         self.tree.expire(now)
-        self._sessions.expire(now)
-
-    def restart(self, requests: Collection[RequestId]) -> None:
-        """Forget the blocks that replicas have, the prefills that wait there, and all but these requests."""
-        self.tree = PromptTree(PROMISE_S)
-        self.queues = PrefillQueues()
-        self._prompts = {request: names for request, names in self._prompts.items() if request in requests}
+        self.learned.sessions.expire(now)
 
     def forget(self, replica: ReplicaId) -> None:
         """Remove a replica that is gone."""
@@ -224,13 +231,15 @@ class Router:
     ) -> ReplicaScore:
         hbm, dram = Tokens(here.hbm * self.block_tokens), Tokens(here.dram * self.block_tokens)
         batch, context, wait_s = len(replica.requests), replica.load, self.queues.wait_s(replica.id, now)
-        own_s = self.speed.first_token_s(self.load, prompt, hbm, dram, batch, context)
+        learned = self.learned
+        own_s = learned.speed.first_token_s(learned.load, prompt, hbm, dram, batch, context)
         if donors and self.link is not None and donors[0].tokens > hbm:
 
             def rest_s(tokens: Tokens) -> float:
-                return self.speed.prefill_s(prompt - tokens, tokens, batch, context)
+                return learned.speed.prefill_s(prompt - tokens, tokens, batch, context)
 
-            fetch = best_fetch(replica.id, hbm, wait_s, own_s, donors, self.link, self.load, self.link_limit_s, rest_s)
+            limit_s = self.link_limit_s
+            fetch = best_fetch(replica.id, hbm, wait_s, own_s, donors, self.link, learned.load, limit_s, rest_s)
             if fetch:
                 return ReplicaScore(replica.id, hbm, dram, wait_s, rest_s(fetch.tokens), fetch)
         return ReplicaScore(replica.id, hbm, dram, wait_s, own_s)
@@ -250,7 +259,7 @@ class Router:
         Empty replicas are among them only if the policy would use one: others may be about to close.
         """
         if self.routing is Routing.SESSION:
-            home = self._sessions.get(arrival.session) if arrival.session else None
+            home = self.learned.sessions.get(arrival.session) if arrival.session else None
             replica = cluster.replicas.get(home) if home is not None else None
             at_home = replica is not None and replica.id not in barred and cluster.fits(request, replica)
             return (replica.id,) if replica is not None and at_home else ()
@@ -285,7 +294,7 @@ class Router:
         self.queues.add(arrival.id, replica.id, score.prefill_s, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
         if self.routing is Routing.SESSION and arrival.session:
-            self._sessions.new[arrival.session] = replica.id
+            self.learned.sessions.new[arrival.session] = replica.id
         best = max((prefix.blocks for prefix in held.values()), default=0)
         predicted = here.blocks * size if score.fetch is None else score.fetch.tokens
         return Matched(Tokens(best * size), Tokens(predicted)), score.fetch

@@ -36,7 +36,7 @@ class Openings:
             cluster = self._cluster
             used = cluster.distinct(reserved)
             size = cluster.distinct([*reserved, request]) - used
-            room = replica.room - used - len(reserved) * cluster.headroom
+            room = replica.room - used - len(reserved) * cluster.conditions.headroom
             if room >= cluster.need(size) and len(reserved) < replica.max_requests:
                 reserved.append(request)
                 return True

@@ -7,8 +7,8 @@ from typing import assert_never
 
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import set_role
-from policies.decision.memory import finish
 from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
+from policies.decision.slices import finish
 from simulator.errors import BadInput
 from simulator.workload.recording import read_recording
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import assert_never
 
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
@@ -25,7 +26,7 @@ from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
-from policies.plan import Move, MoveReport, Path, Plan
+from policies.plan import Close, Eviction, Move, MoveReport, Open, Path, Placement, Plan
 from policies.prefix.copies import Fetch
 from policies.rules.policy import Policy
 from simulator.caches.cache import SimulatedCache
@@ -358,34 +359,44 @@ class World:
                 self._reports.statuses[name] = replace(self._known_status(name), free_blocks=free)
 
     def _carry_out(self, plan: Plan) -> None:
-        for opening in plan.opened:
-            state = ReplicaState.STARTING if self._costs.startup_s else ReplicaState.RUNNING
-            self._open(opening.replica, opening.node, state)
-            if self._costs.startup_s:
-                start = partial(self._start, self.replicas.engines[opening.replica])
-                self.loop.at(self.loop.now + self._costs.startup_s, Turn.START, start)
-        for eviction in plan.evicted:
-            self._evict(self.lives[eviction.request], eviction.source)
-        for move in plan.moves:
-            self._move(self.lives[move.request], move)
+        for action in plan.actions:
+            match action:
+                case Open():
+                    self._open_by_plan(action)
+                case Eviction():
+                    self._evict(self.lives[action.request], action.source)
+                case Move():
+                    self._move(self.lives[action.request], action)
+                case Placement():
+                    self._start_request(action)
+                case Close():
+                    self._close(action.replica)
+                case _:
+                    assert_never(action)
         for move in plan.deferred:
             self._note(move, TransferOutcome.DEFERRED)
-        for placement in plan.placements:
-            live = self.lives[placement.request]
-            self._reports.changed[live] = None
-            live.at = placement.replica
-            self.replicas.place(live, placement.replica)
-        for closed in plan.closed:
-            self._close(closed)
-            self._starting.discard(closed)
-            self._reports.lost.append(closed)
-            self._reports.statuses.pop(closed, None)
+
+    def _open_by_plan(self, action: Open) -> None:
+        state = ReplicaState.STARTING if self._costs.startup_s else ReplicaState.RUNNING
+        self._open(action.replica, action.node, state)
+        if self._costs.startup_s:
+            start = partial(self._start, self.replicas.engines[action.replica])
+            self.loop.at(self.loop.now + self._costs.startup_s, Turn.START, start)
+
+    def _start_request(self, action: Placement) -> None:
+        live = self.lives[action.request]
+        self._reports.changed[live] = None
+        live.at = action.replica
+        self.replicas.place(live, action.replica)
 
     def _close(self, replica: ReplicaId) -> None:
         engine = self.replicas.close(replica)
         if self._closing_copies is not None and replica not in self._starting:
             running = [other for name, other in self.replicas.engines.items() if name not in self._starting]
             self._closing_copies.begin(engine, running, self._memory.router.tree)
+        self._starting.discard(replica)
+        self._reports.lost.append(replica)
+        self._reports.statuses.pop(replica, None)
 
     def _evict(self, live: Live, source: ReplicaId) -> None:
         if self.mover:

@@ -8,10 +8,11 @@ from random import Random
 from policies.bounds import least_bins
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.supply import Supply
 from policies.cost.service import SpeedLimit
-from policies.decision.deciding import lead
-from policies.decision.limits import Limits
+from policies.decision.conditions import lead
+from policies.decision.limits import DemandHistory, Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan
 from policies.precedence import Precedence
@@ -84,14 +85,18 @@ class World:
         self.cluster = Cluster(
             CAPACITY,
             Supply(limit=setting.supply),
+            conditions=EpochConditions(
+                max(setting.headroom, lead(setting.limits, 1.0)),
+                lead(setting.limits, 1.0),
+                setting.speed,
+                min_replicas=setting.least,
+            ),
             holds=setting.holds,
             starts_as=setting.starts_as,
         )
         if policy.knows_sharing:
             self.cluster.share_blocks(setting.block_tokens, lambda request: ())
-        self.cluster.keep(setting.least)
-        self.cluster.limit_speed(setting.speed)
-        self.cluster.reserve(Tokens(setting.headroom), lead(setting.limits, decode_rate=1.0))
+        self.demand = DemandHistory()
         self.policy = policy
         self.setting = setting
         self.now = 0.0
@@ -135,7 +140,7 @@ class World:
 
     def advance(self, tick: Tick) -> tuple[Before, Plan]:
         """Live through the tick, and decide."""
-        changes = begin(self.cluster, self.happen(tick), self.setting.limits, self.now)
+        changes = begin(self.cluster, self.happen(tick), self.setting.limits, self.now, self.demand)
         was = before(self.cluster)
         return was, decide(self.cluster, changes, self.policy, self.setting.limits, self.now)
 
@@ -148,10 +153,11 @@ class World:
         if set(self.cluster.requests) != self._alive:
             wrong.append("a request is lost")
         # Without slack nothing need be free: what waits may wait for the room that a move is making.
-        if self.cluster.slack and self.cluster.supply.left > 0 and self.cluster.spare() < self.cluster.slack:
-            wrong.append(f"{self.cluster.spare()} tokens are free instead of {self.cluster.slack}")
+        slack = self.cluster.conditions.slack
+        if slack and self.cluster.supply.left > 0 and self.cluster.spare() < slack:
+            wrong.append(f"{self.cluster.spare()} tokens are free instead of {slack}")
         starting = sum(r.state is ReplicaState.STARTING for r in self.cluster.replicas.values())
-        if plan.opened and not self.cluster.slack and starting > len(self._alive):
+        if plan.opened and not slack and starting > len(self._alive):
             wrong.append(f"{starting} replicas start for {len(self._alive)} requests")
         if not self._is_short() and plan.queued:
             wrong.append(f"{plan.queued} wait though a replica may be opened")

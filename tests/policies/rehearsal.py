@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from policies.cluster.cluster import Cluster
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
-from policies.plan import Eviction, Move, Opening, Placement, Plan
+from policies.plan import Eviction, Move, Open, Placement, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _Rehearsal:
         self._leaving = {name: [*host.leaving] for name, host in before.hosts.items()}
         self._waiting = dict(before.waiting)
 
-    def open(self, opened: Sequence[Opening]) -> None:
+    def open(self, opened: Sequence[Open]) -> None:
         for opening in opened:
             if opening.replica in self._hosts:
                 self.wrong.append(f"{opening.replica} is opened but exists")

@@ -1,12 +1,13 @@
 """Epochs of the idealised model on a drawn cluster: what happens to it as events, and what a policy makes of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 
 from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
-from policies.decision.deciding import one_by_one
-from policies.decision.limits import Limits
+from policies.decision.deciding import one_by_one, open_slack
+from policies.decision.limits import DemandHistory, Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan
 from policies.precedence import ServiceClass, ServiceClasses
@@ -63,11 +64,21 @@ def apply(cluster: Cluster, events: Events) -> Changes:
     return Changes(tuple(departed), tuple(crossed), tuple(cluster.in_order()))
 
 
-def begin(cluster: Cluster, events: Events, limits: Limits, now: float) -> Changes:
+def begin(cluster: Cluster, events: Events, limits: Limits, now: float, demand: DemandHistory | None = None) -> Changes:
     """Bring the cluster up to date. It is now what the plan will be made for."""
     changes = apply(cluster, events)
-    limits.begin(cluster, now)
+    begin_epoch(cluster, limits, now, demand)
     return changes
+
+
+def begin_epoch(cluster: Cluster, limits: Limits, now: float, demand: DemandHistory | None = None) -> None:
+    """Begin an epoch under these limits, with the other conditions as they are."""
+    demand = DemandHistory() if demand is None else demand
+    if limits.foresight_s:
+        demand.observe(limits, cluster.total(), 0.0, now)
+    moves = inf if limits.moves_per_epoch is None else limits.moves_per_epoch
+    slack = round(limits.slack * cluster.capacity) + demand.rise(limits)
+    cluster.begin_epoch(replace(cluster.conditions, moves=moves, slack=slack), now)
 
 
 def decide(cluster: Cluster, changes: Changes, policy: Policy, limits: Limits, now: float) -> Plan:
@@ -78,7 +89,7 @@ def decide(cluster: Cluster, changes: Changes, policy: Policy, limits: Limits, n
 
 def settle(cluster: Cluster, limits: Limits, now: float) -> Plan:
     """Open and close what the limits demand, and take the outcome as a plan."""
-    limits.open_slack(cluster)
+    open_slack(cluster)
     cluster.close_idle(now, limits.linger_s)
     return _rested(cluster, limits, now)
 

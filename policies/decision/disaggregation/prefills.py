@@ -38,10 +38,10 @@ ROOM_LEFT = 0.95
 
 def prefill_count(memory: PoolMemory, running: Sequence[Replica], least: int, most: int, now: float) -> int:
     """The number of replicas for prefills from this epoch on, between `least` and `most`."""
-    load, cluster = memory.prefill_load, memory.cluster
-    taken, requests = cluster.total() + cluster.slack, len(cluster.requests)
+    load, cluster = memory.learned.prefill_load, memory.cluster
+    taken, requests = cluster.total() + cluster.conditions.slack, len(cluster.requests)
     context = sum(replica.load for replica in running) / max(1, requests - len(cluster.waiting))
-    decoded = memory.decoding * memory.experience.decode_rate
+    decoded = memory.locations.decoding * memory.learned.experience.decode_rate
     load.add_epoch(decoded, context, [len(r.requests) for r in _hosts(running)], now)
     others = {share: len(running) - _replicas_for(taken, share * cluster.capacity) for share in (ROOM, ROOM_LEFT)}
     count = max(least, min(load.count, most))
@@ -84,7 +84,7 @@ def _candidates(count: int, least: int, most: int) -> list[int]:
 
 def _job(memory: PoolMemory, running: Sequence[Replica], now: float) -> JobLoad | None:
     """The mean job of the pool; None before an arrival, and while step times are unknown."""
-    load, speed = memory.prefill_load, replica_speed(memory)
+    load, speed = memory.learned.prefill_load, replica_speed(memory)
     mean = load.job_load(now)
     if mean is None or speed is None:
         return None
@@ -92,18 +92,19 @@ def _job(memory: PoolMemory, running: Sequence[Replica], now: float) -> JobLoad 
     tokens = Tokens(mean.prompt + mean.cached)
     move = Move(RequestId(""), first.id, others[0].id, tokens, Reason.DISAGGREGATE, 0)
     prefill_s = speed.prefill_s(mean.prompt, mean.cached)
-    pause_s = memory.estimates.hand_over_s(move, prefill_s, _last(memory, mean.prompt), (), now, memory.router.present)
+    last, estimates = _last(memory, mean.prompt), memory.learned.estimates
+    pause_s = estimates.hand_over_s(move, prefill_s, last, (), now, memory.router.present)
     return replace(mean, pause_s=pause_s)
 
 
 def _job_time(memory: PoolMemory, running: Sequence[Replica], job: JobLoad, count: int, level: ServiceLevel) -> JobTime:
-    hosts = (len(running) - count) * memory.prefill_load.spreads[count > 0]
-    return job_time(memory.router.speed, job, count, hosts, level)
+    hosts = (len(running) - count) * memory.learned.prefill_load.spreads[count > 0]
+    return job_time(memory.learned.routing.speed, job, count, hosts, level)
 
 
 def _last(memory: PoolMemory, computed: int) -> Tokens:
     """The tokens of the last chunk of a prefill."""
-    return Tokens(min(computed, memory.router.speed.chunk_tokens or computed))
+    return Tokens(min(computed, memory.learned.routing.speed.chunk_tokens or computed))
 
 
 def is_handed_over(
@@ -115,10 +116,10 @@ def is_handed_over(
     now: float,
 ) -> bool:
     """True if a prompt is prefilled at the source of `move`, and decodes at its target; else all of it is `here`."""
-    cluster, load, speed = memory.cluster, memory.prefill_load, memory.router.speed
+    cluster, load, speed = memory.cluster, memory.learned.prefill_load, memory.learned.routing.speed
     target, other, prefills = cluster.replicas[move.target], cluster.replicas[here.replica], len(cluster.prefills())
     computed = max(1, move.tokens - _cached(apart))
-    pause_s = memory.estimates.hand_over_s(
+    pause_s = memory.learned.estimates.hand_over_s(
         move, apart.prefill_s, _last(memory, computed), under_way, now, memory.router.present
     )
     answer = load.answer(now)
@@ -137,7 +138,7 @@ def _cached(score: ReplicaScore) -> int:
 
 def _decoding_s(memory: PoolMemory, replica: Replica, tokens: int) -> float:
     """Seconds that a token of a request of that size takes of all requests of a replica."""
-    step_s, batch = memory.router.speed.costs.step_s, len(replica.requests)
+    step_s, batch = memory.learned.routing.speed.costs.step_s, len(replica.requests)
     with_s = (batch + 1) * step_s(batch + 1, replica.load + tokens)
     return with_s - batch * step_s(batch, replica.load) if batch else with_s
 
@@ -163,7 +164,7 @@ class PrefillReport:
 
 def prefill_report(memory: PoolMemory) -> PrefillReport | None:
     """The number of replicas for prefills with its reason; None unless the decision chooses it."""
-    terms, load = memory.terms, memory.prefill_load
+    terms, load = memory.terms, memory.learned.prefill_load
     if not terms.auto_prefills:
         return None
     found = len(memory.cluster.prefills())

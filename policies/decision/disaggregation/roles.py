@@ -25,9 +25,9 @@ _BEGINS = (None, Phase.WAITING, Phase.PREFILL)
 def set_role(memory: PoolMemory, replica: ReplicaId, role: Role | None) -> None:
     """Set an operator's role for a replica, from the next epoch on; None: the role is the mode's again."""
     if role is None:
-        memory.roles_by_hand.pop(replica, None)
+        memory.learned.roles_by_hand.pop(replica, None)
     else:
-        memory.roles_by_hand[replica] = role
+        memory.learned.roles_by_hand[replica] = role
 
 
 def assign_roles(memory: PoolMemory, acts: bool, now: float) -> None:
@@ -37,7 +37,7 @@ def assign_roles(memory: PoolMemory, acts: bool, now: float) -> None:
     prefills, or none for decoding.
     """
     cluster = memory.cluster
-    if not (memory.terms.prefill_replicas or memory.roles_by_hand or cluster.has_parts):
+    if not (memory.terms.prefill_replicas or memory.learned.roles_by_hand or cluster.has_parts):
         return
     running = cluster.running()
     has_parts = acts and len(running) > 1 and _exchange_kv(memory, running)
@@ -54,7 +54,7 @@ def _roles(memory: PoolMemory, running: Sequence[Replica], now: float) -> dict[R
     Prefill replicas stay what they are, as long as they run; an operator's count among the mode's number of them.
     """
     terms = memory.terms
-    by_hand = {r.id: memory.roles_by_hand[r.id] for r in running if r.id in memory.roles_by_hand}
+    by_hand = {r.id: memory.learned.roles_by_hand[r.id] for r in running if r.id in memory.learned.roles_by_hand}
     if not terms.prefill_replicas:
         return by_hand
     others = [replica for replica in running if replica.id not in by_hand]
@@ -71,7 +71,7 @@ def _roles(memory: PoolMemory, running: Sequence[Replica], now: float) -> dict[R
 def _exchange_kv(memory: PoolMemory, replicas: Sequence[Replica]) -> bool:
     """True if the first replica can send KV to all others, and hence each to each."""
     first, *others = replicas
-    return all(memory.estimates.exchange_kv(first.id, other.id) for other in others)
+    return all(memory.learned.estimates.exchange_kv(first.id, other.id) for other in others)
 
 
 def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
@@ -97,7 +97,7 @@ def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId]
     cluster = memory.cluster
     for replica in cluster.prefills():
         for request in sorted(replica.requests.values(), key=lambda q: q.order):
-            if memory.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
+            if memory.locations.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
                 _hand_over(memory, request, barred(request, replica.id))
 
 
@@ -121,8 +121,8 @@ def _hand_over(memory: PoolMemory, request: Request, barred: Barred) -> None:
 def awaits_prefills(memory: PoolMemory) -> bool:
     """True if a request on a prefill replica has no token and no move yet."""
     return any(
-        memory.phase(q) in _BEGINS
+        memory.locations.phase(q) in _BEGINS
         for replica in memory.cluster.prefills()
         for q in replica.requests
-        if q not in memory.under_way
+        if q not in memory.locations.under_way
     )

@@ -91,21 +91,21 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
         scaled.opened,
         scaled.closed,
         cluster.up(),
-        cluster.min_replicas,
-        cluster.level_replicas,
+        cluster.conditions.min_replicas,
+        cluster.conditions.level_replicas,
         len(cluster.waiting),
         free / cluster.capacity,
-        cluster.slack / cluster.capacity,
+        cluster.conditions.slack / cluster.capacity,
         linger_left_s,
     )
 
 
 def _block(cluster: Cluster, linger_left_s: float | None) -> ScaleDownBlock:
-    if len(cluster.running()) <= cluster.min_replicas:
+    if len(cluster.running()) <= cluster.conditions.min_replicas:
         return ScaleDownBlock.MINIMUM
     if cluster.is_starting():
         return ScaleDownBlock.STARTING
-    if len(cluster.running()) <= cluster.level_replicas:
+    if len(cluster.running()) <= cluster.conditions.level_replicas:
         return ScaleDownBlock.PREFILLS
     if not cluster.may_close():
         return ScaleDownBlock.RESERVE

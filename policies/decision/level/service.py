@@ -19,10 +19,10 @@ def replica_speed(memory: PoolMemory) -> ReplicaSpeed | None:
     """The step times of the pool's replicas: the given ones, else fitted ones; None before there is a fit."""
     if memory.terms.speed is not None:
         return memory.terms.speed
-    fitted = memory.experience.steps.fitted
+    fitted = memory.learned.experience.steps.fitted
     if fitted is None:
         return None
-    return ReplicaSpeed(fitted.costs, fitted.error, memory.experience.step_tokens or None)
+    return ReplicaSpeed(fitted.costs, fitted.error, memory.learned.experience.step_tokens or None)
 
 
 def speed_limit(memory: PoolMemory, now: float) -> SpeedLimit | None:
@@ -50,9 +50,9 @@ def level_of(memory: PoolMemory, now: float) -> ServiceLevel:
 
 def _traffic(memory: PoolMemory, now: float) -> Traffic:
     """The traffic of the pool, with requests in proportion for the capacity that is kept free."""
-    cluster, experience = memory.cluster, memory.experience
+    cluster, experience = memory.cluster, memory.learned.experience
     demand = cluster.total()
-    share = 1 + cluster.slack / demand if demand else 1.0
+    share = 1 + cluster.conditions.slack / demand if demand else 1.0
     tokens = sum(replica.load for replica in cluster.replicas.values()) + cluster.queued()
     return Traffic(experience.prompts, experience.arrival_rate(now), share * len(cluster.requests), share * tokens)
 
@@ -138,23 +138,23 @@ class ServiceReport:
 
 def service_report(memory: PoolMemory, now: float, reached: Mapping[str, ServiceQuantiles]) -> ServiceReport | None:
     """The state of the pool's service level, with the times that clients `reached`, by class; None without a level."""
-    terms, cluster, predicted = memory.terms, memory.cluster, memory.predicted
+    terms, cluster, predicted = memory.terms, memory.cluster, memory.learned.predicted
     if not terms.has_level:
         return None
     level, levels = terms.service or ServiceLevel(), terms.classes.levels
-    if cluster.speed is None:
+    if cluster.conditions.speed is None:
         return ServiceReport(level, reached=reached, levels=levels)
     return ServiceReport(
         level,
-        cluster.speed,
+        cluster.conditions.speed,
         predicted.slowest_step_s,
         predicted.late_replicas,
         cluster.spare() / cluster.capacity,
-        cluster.slack / cluster.capacity,
+        cluster.conditions.slack / cluster.capacity,
         predicted.window.quantiles(now),
         reached,
         levels,
-        max(0, cluster.speed.least_replicas - len(cluster.running())),
+        max(0, cluster.conditions.speed.least_replicas - len(cluster.running())),
     )
 
 

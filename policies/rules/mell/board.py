@@ -83,7 +83,7 @@ class Board:
     def need(self, unit: Unit) -> int:
         """The room that a unit needs: its size and headroom, but no more than an empty replica has."""
         tokens, cluster = unit.tokens, self.cluster
-        return max(tokens, min(tokens + cluster.headroom * len(unit.requests), cluster.capacity))
+        return max(tokens, min(tokens + cluster.conditions.headroom * len(unit.requests), cluster.capacity))
 
     def fits(self, unit: Unit, replica: Replica) -> bool:
         """True if the replica has room for the unit now.
@@ -224,7 +224,7 @@ class Board:
     def _middles_below(self, room: int) -> Iterator[Request]:
         """Movable SMALL and MEDIUM requests that fit into `room`, the largest first."""
         self._refresh()
-        end = bisect_right(self._middles, (room - self.cluster.headroom, _LAST))
+        end = bisect_right(self._middles, (room - self.cluster.conditions.headroom, _LAST))
         for index in range(end - 1, -1, -1):
             request = self._middles[index][2]
             if self.cluster.may_move(request):

@@ -96,10 +96,16 @@ class Pack:
         moves take time, comfort also lasts for `rest` times the lead, so that a moved request rests for a while.
         """
         requests = max(1, len(cluster.requests))
-        growth = max(2 * cluster.headroom, self.comfort * cluster.capacity / requests, self.rest * cluster.lead)
-        comfort = round((growth - cluster.headroom) * requests / max(1, len(cluster.replicas)))
+        growth = max(
+            2 * cluster.conditions.headroom,
+            self.comfort * cluster.capacity / requests,
+            self.rest * cluster.conditions.lead,
+        )
+        comfort = round((growth - cluster.conditions.headroom) * requests / max(1, len(cluster.replicas)))
         unused = not cluster.may_close()
-        return Seeker(cluster, comfort, self.reach, unused or cluster.slack > 0, unused, self.near, barred=barred)
+        return Seeker(
+            cluster, comfort, self.reach, unused or cluster.conditions.slack > 0, unused, self.near, barred=barred
+        )
 
 
 def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:

@@ -100,7 +100,7 @@ class Seeker:
 
     def _promise(self, replica: Replica, request: Request) -> None:
         tokens = self.cluster.size_on(request, replica)
-        self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.headroom
+        self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.conditions.headroom
 
     def _hosts(self, avoid: Replica | None) -> list[Replica]:
         return [r for r in islice(self.cluster.roomiest(), self.reach) if r.accepts and r.requests and r is not avoid]
@@ -115,7 +115,7 @@ class Seeker:
         size = cluster.size(newcomer)
         for host in hosts:
             # A request that leaves takes its headroom along.
-            lack = cluster.need(size.on(host)) - host.room - cluster.headroom
+            lack = cluster.need(size.on(host)) - host.room - cluster.conditions.headroom
             # A cheap test first: on most hosts, no request is both large enough and fits into the widest other room.
             elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
             if cluster.need(lack) > elsewhere and cluster.prompts is None:

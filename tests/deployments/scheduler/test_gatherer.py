@@ -365,9 +365,8 @@ class Town:
     def check(self) -> None:
         """Every request counts, and counts once."""
         seen = {request.id for replica in self.roster.statuses for request in self.roster.load(replica).requests}
-        coming = [
-            q for q, placed in self.memory.placed.items() if not self.roster.holds(q) and placed.expires_at > now()
-        ]
+        expected = self.memory.locations.placed.items()
+        coming = [q for q, placed in expected if not self.roster.holds(q) and placed.expires_at > now()]
         assert sorted([*seen, *coming]) == sorted(self.placed)
         assert sorted(self.memory.cluster.requests) == sorted(self.placed)
 

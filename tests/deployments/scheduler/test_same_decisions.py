@@ -301,7 +301,7 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
     log = Log()
     world = Written(spec, setup, log)
     world._memory.terms = replace(world._memory.terms, boundaries=config.terms.boundaries)
-    world._memory.estimates._boundaries = config.terms.boundaries
+    world._memory.learned.estimates._boundaries = config.terms.boundaries
     load = (100, 6.0) if config.auto_prefills else (1500, 1.0)
     world.run(list(jobs(random.Random(seed), 50.0, *load)))
     await ScriptedScheduler(config, terms.speed).play(world.script)

@@ -810,7 +810,7 @@ async def test_the_epoch_after_one_that_failed_decides_on_a_snapshot(
     closed = len(scheduler.scale.closed)
     await asyncio.sleep(1.0)
     await scheduler.epoch()
-    assert ReplicaId("c") in scheduler.core._memory.pool().statuses
+    assert ReplicaId("c") in scheduler.core._memory.pool().locations.statuses
     assert scheduler.scale.closed[closed:] == ["c"]
 
 

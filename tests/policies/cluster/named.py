@@ -1,8 +1,12 @@
 """Small clusters for tests, drawn with the names of everything: `named("A: p60 q20 | B: r40", waiting="s10")`."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from math import inf
+from typing import Any
 
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.replica import Replica, Request
 from policies.cluster.supply import Supply
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
@@ -23,7 +27,8 @@ def named(
 
     `supply` more replicas may be opened (None: any number); they are called gpu-0, gpu-1 and so on.
     """
-    cluster = Cluster(Tokens(capacity), Supply(limit=supply), headroom, holds=holds, starts_as=starts_as)
+    conditions = EpochConditions(headroom)
+    cluster = Cluster(Tokens(capacity), Supply(limit=supply), conditions, holds=holds, starts_as=starts_as)
     for drawing in replicas.split("|") if replicas else ():
         name, _, requests = drawing.partition(":")
         replica = cluster.add_replica(ReplicaId(name.strip()), "node", Tokens(capacity))
@@ -32,6 +37,11 @@ def named(
     _arrived(cluster, waiting)
     cluster.settle()
     return cluster
+
+
+def impose(cluster: Cluster, **conditions: Any) -> None:
+    """Begin an epoch under the conditions as they are, but for these. No rest is over."""
+    cluster.begin_epoch(replace(cluster.conditions, **conditions), -inf)
 
 
 def request(cluster: Cluster, name: str) -> Request:
@@ -79,7 +89,7 @@ def settled(cluster: Cluster) -> Plan:
     cluster.check_integrity()
     plan = cluster.settle()
     cluster.check_integrity()
-    assert cluster.settle() == Plan(queued=plan.queued)
+    assert cluster.settle() == Plan.of(queued=plan.queued)
     return plan
 
 

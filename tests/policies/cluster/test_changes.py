@@ -264,4 +264,4 @@ def test_a_name_may_be_used_again_and_is_not_resting() -> None:
     cluster.rest(P, until=10.0)
     applied(cluster, Events(departed=[P], arrived=[Arrival(P, Tokens(5))]))
     assert request(cluster, "p").movable
-    cluster.wake(now=10.0)
+    cluster.begin_epoch(cluster.conditions, 10.0)

@@ -8,7 +8,7 @@ import pytest
 from policies.cluster.cluster import Cluster
 from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
-from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
+from policies.plan import Eviction, Move, Open, Placement, Plan, Reason
 from tests.policies.cluster.named import evict, lift, move, named, picture, place, replica, request, settled, turn
 
 A, B, C, P, Q, S = ReplicaId("A"), ReplicaId("B"), ReplicaId("C"), RequestId("p"), RequestId("q"), RequestId("s")
@@ -21,7 +21,7 @@ FILL, DRAIN = Reason.FILL, Reason.DRAIN
 def test_a_move() -> None:
     cluster = named("A: p30 | B:")
     move(cluster, "p", "B", DRAIN, unit=7)
-    assert settled(cluster) == Plan(moves=(Move(P, A, B, Tokens(30), DRAIN, 7),))
+    assert settled(cluster) == Plan.of(moves=(Move(P, A, B, Tokens(30), DRAIN, 7),))
     assert picture(cluster) == "A: | B: p30"
 
 
@@ -49,21 +49,21 @@ def test_moves_without_a_unit_are_units_of_their_own() -> None:
 def test_a_placement() -> None:
     cluster = named("A:", "s10 t10")
     place(cluster, "s", "A")
-    assert settled(cluster) == Plan(placements=(Placement(S, A),), queued=(RequestId("t"),))
+    assert settled(cluster) == Plan.of(placements=(Placement(S, A),), queued=(RequestId("t"),))
 
 
 def test_a_request_placed_and_then_moved_is_placed_on_the_target() -> None:
     cluster = named("A: | B:", "s10")
     place(cluster, "s", "A")
     move(cluster, "s", "B")
-    assert settled(cluster) == Plan(placements=(Placement(S, B),))
+    assert settled(cluster) == Plan.of(placements=(Placement(S, B),))
 
 
 def test_a_request_placed_and_then_evicted_waits() -> None:
     cluster = named("A:", "s10")
     place(cluster, "s", "A")
     evict(cluster, "s")
-    assert settled(cluster) == Plan(queued=(S,))
+    assert settled(cluster) == Plan.of(queued=(S,))
 
 
 def test_lift_and_place_is_a_move() -> None:
@@ -86,7 +86,7 @@ def test_lift_and_place_where_it_was_is_nothing() -> None:
 def test_lifted_and_never_placed_is_evicted_and_its_blocks_are_free(holds: bool) -> None:
     cluster = named("A: p30 q20", holds=holds)
     lift(cluster, "p")
-    assert settled(cluster) == Plan(evicted=(Eviction(P, A, Tokens(30)),), queued=(P,))
+    assert settled(cluster) == Plan.of(evicted=(Eviction(P, A, Tokens(30)),), queued=(P,))
     assert replica(cluster, "A").free == 80
 
 
@@ -95,7 +95,7 @@ def test_evict_and_place_is_both(to: str) -> None:
     cluster = named("A: p30 | B:")
     evict(cluster, "p")
     place(cluster, "p", to)
-    assert settled(cluster) == Plan((), (Placement(P, ReplicaId(to)),), (Eviction(P, A, Tokens(30)),))
+    assert settled(cluster) == Plan.of((), (Placement(P, ReplicaId(to)),), (Eviction(P, A, Tokens(30)),))
 
 
 @pytest.mark.parametrize("leave", [lift, lambda cluster, name: move(cluster, name, "B")], ids=["lifted", "moved"])
@@ -103,7 +103,7 @@ def test_evicted_after_it_left_is_evicted_from_where_it_was(leave: Callable[[Clu
     cluster = named("A: p30 | B:", holds=True)
     leave(cluster, "p")
     evict(cluster, "p")
-    assert settled(cluster) == Plan(evicted=(Eviction(P, A, Tokens(30)),), queued=(P,))
+    assert settled(cluster) == Plan.of(evicted=(Eviction(P, A, Tokens(30)),), queued=(P,))
     assert replica(cluster, "A").free == 100
 
 
@@ -112,7 +112,7 @@ def test_an_evicted_request_stays_evicted_when_it_is_moved_on() -> None:
     evict(cluster, "p")
     place(cluster, "p", "B")
     move(cluster, "p", "C")
-    assert settled(cluster) == Plan((), (Placement(P, C),), (Eviction(P, A, Tokens(30)),))
+    assert settled(cluster) == Plan.of((), (Placement(P, C),), (Eviction(P, A, Tokens(30)),))
 
 
 # --- replicas open and close --------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_open_and_close_are_in_the_plan() -> None:
     cluster = named("A: | B: p10")
     cluster.close(replica(cluster, "A"))
     cluster.open()
-    assert settled(cluster) == Plan(opened=(Opening(ReplicaId("gpu-0"), "node-0"),), closed=(A,))
+    assert settled(cluster) == Plan.of(opened=(Open(ReplicaId("gpu-0"), "node-0"),), closed=(A,))
 
 
 def test_the_name_of_a_closed_replica_is_not_used_again_in_the_same_epoch() -> None:
@@ -183,7 +183,7 @@ def starting(holds: bool = False) -> Cluster:
 def test_placed_on_a_starting_replica_is_queued() -> None:
     cluster = starting()
     place(cluster, "s", "gpu-0")
-    assert settled(cluster) == Plan(queued=(S,), opened=(Opening(ReplicaId("gpu-0"), "node-0"),))
+    assert settled(cluster) == Plan.of(queued=(S,), opened=(Open(ReplicaId("gpu-0"), "node-0"),))
     assert picture(cluster) == "A: p30 | gpu-0:" and S in cluster.waiting
 
 

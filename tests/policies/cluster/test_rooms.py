@@ -13,7 +13,7 @@ from policies.cluster.replica import Replica
 from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
-from tests.policies.cluster.named import named, picture, replica, request
+from tests.policies.cluster.named import impose, named, picture, replica, request
 from tests.policies.settings import unhurried
 
 
@@ -148,7 +148,7 @@ def test_overloaded_replicas_exceed_their_capacity(shared: int, expected: list[s
 def test_reserve_changes_replicas_old_and_new() -> None:
     cluster = named("A: p50 q20")
     assert names(cluster.tightest(Size(30))) == ["A"]
-    cluster.reserve(Tokens(10))
+    impose(cluster, headroom=10)
     opened = cluster.open()
     assert opened is not None and opened.headroom == 10
     assert names(cluster.tightest(Size(1))) == ["gpu-0"]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from policies.cluster.cluster import Cluster
 from policies.cluster.sizes import choose
 from policies.model import ReplicaId, RequestId, Tokens
+from tests.policies.cluster.named import impose
 from tests.policies.settings import unhurried
 
 paths = st.builds(lambda common, own: [0] * common + [1] * own, st.integers(0, 5), st.integers(0, 2))
@@ -28,7 +29,7 @@ def test_fits_are_those_of_a_search(
     cluster = Cluster(Tokens(100))
     cluster.share_blocks(10, lambda request: ())
     replicas = [cluster.add_replica(ReplicaId(f"r{n}"), "node", Tokens(100), max_requests=3) for n in range(count)]
-    cluster.reserve(Tokens(headroom))
+    impose(cluster, headroom=headroom)
     for number, (prompt, more, at) in enumerate(there):
         tokens = Tokens(10 * len(prompt) + more)
         cluster.add_request(RequestId(f"q{number}"), tokens, replicas[at % count], names=names(prompt))

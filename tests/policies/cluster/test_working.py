@@ -3,8 +3,10 @@
 import pytest
 
 from policies.cluster.replica import Replica
+from policies.cost.service import ReplicaSpeed, SpeedLimit
+from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaState, RequestId, Tokens
-from tests.policies.cluster.named import move, named, replica
+from tests.policies.cluster.named import impose, move, named, replica
 from tests.policies.stepping import Events, apply
 
 
@@ -14,7 +16,7 @@ def busy() -> Replica:
     cluster = named("A: p30 q20 r10 s10 | B:", holds=True)
     move(cluster, "s", "B")
     cluster.settle()
-    cluster.reserve(Tokens(5), lead=Tokens(2))
+    impose(cluster, headroom=5, lead=2)
     return replica(cluster, "A")
 
 
@@ -29,20 +31,37 @@ def test_sums(busy: Replica, shared: int) -> None:
 
 def test_a_request_that_is_alone_strains_nothing_by_its_growth() -> None:
     cluster = named("A: p100 | B: q60 r39")
-    cluster.reserve(Tokens(5), lead=Tokens(2))
+    impose(cluster, headroom=5, lead=2)
     assert [r.id for r in cluster.strained()] == ["B"]
     apply(cluster, Events({RequestId("p"): Tokens(101)}))
     assert [r.id for r in cluster.strained()] == ["A", "B"]
 
 
-@pytest.mark.parametrize(("headroom", "lead", "kept"), [(5, 2, 5), (2, 5, 5)], ids=["more than the lead", "no less"])
-def test_headroom_is(headroom: int, lead: int, kept: int) -> None:
+def test_replicas_there_and_new_ones_keep_the_headroom_of_the_epoch() -> None:
     cluster = named("A: p10")
-    cluster.reserve(Tokens(headroom), Tokens(lead))
+    impose(cluster, headroom=5, lead=2)
     opened = cluster.open()
     assert opened is not None
-    assert [(r.headroom, r.lead) for r in cluster.replicas.values()] == [(kept, lead)] * 2
-    assert cluster.need(10) == 10 + kept
+    assert [(r.headroom, r.lead) for r in cluster.replicas.values()] == [(5, 2)] * 2
+    assert cluster.need(10) == 15
+
+
+def test_waits_are_longer_within_a_block_and_as_before_after_an_exception() -> None:
+    cluster = named("A: p10 | B:")
+    limited = SpeedLimit(ReplicaSpeed(StepCosts(proportional(0.001))), wait_s=1.0)
+    impose(cluster, speed=limited)
+    waits = []
+
+    def fail() -> None:
+        waits.extend(r.speed and r.speed.wait_s for r in cluster.replicas.values())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), cluster.longer_waits(3.0):
+        fail()
+    assert waits == [3.0] * 2
+    assert [r.speed for r in cluster.replicas.values()] == [limited] * 2 and cluster.conditions.speed is limited
+    with cluster.longer_waits(0.5):
+        assert cluster.conditions.speed is limited
 
 
 @pytest.mark.parametrize("state", ReplicaState)

@@ -114,7 +114,7 @@ class Watcher:
         there = {(load.id, request.id) for load in drawn.loads for request in load.requests}
         for ends in drawn.moves:
             yield MoveReport(*ends)
-        for underway in self.memory.under_way.values():
+        for underway in self.memory.locations.under_way.values():
             move = underway.move
             if (move.request, move.source, move.target) not in drawn.moves:
                 moved = (move.target, move.request) in there

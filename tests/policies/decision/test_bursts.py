@@ -46,15 +46,15 @@ def test_a_queue_keeps_a_replica_busy_until_the_next_epoch_however_short_waits_h
     made = watcher(ServiceLevel(ttft_p99_s=0.2))
     moves = made.decide(observed(f"a: p97 {QUEUED} | b:", most=2)).moves
     assert [move.request for move in moves] == [f"q{name}" for name in "abcdefg"], "0.7 s of prefills"
-    assert made.memory.cluster.speed is not None and made.memory.cluster.speed.wait_s < 0.2
+    assert made.memory.cluster.conditions.speed is not None and made.memory.cluster.conditions.speed.wait_s < 0.2
     assert not made.memory.cluster.replicas[ReplicaId("b")].accepts, "an arrival would be late"
 
 
 def test_replicas_are_opened_for_the_part_of_a_queue_that_others_cannot_serve_in_time() -> None:
     made = watcher(ServiceLevel(ttft_p99_s=60.0))
     for now in range(60):
-        made.memory.experience.observe_running(10, float(now))
-        made.memory.experience.observe_arrival(8, float(now))
+        made.memory.learned.experience.observe_running(10, float(now))
+        made.memory.learned.experience.observe_arrival(8, float(now))
     made.decide(observed(f"a: p97 {QUEUED} | b*: | c*:", 60.0))
     cluster = made.memory.cluster
     # Requests stay for ten seconds, and may wait for sixty: a seventh of the queue has to have room at a time.

@@ -10,6 +10,7 @@ from policies.model import Blocks, ReplicaId, Tokens
 from policies.plan import Plan
 from tests.policies.cluster.named import named, replica
 from tests.policies.decision.observed import C, Drawn, Watcher, observed
+from tests.policies.stepping import begin_epoch
 
 STILL = Terms("pack:headroom_s=0,comfort=0,rest=0", as_given(Limits()), decode_rate=0.0)
 
@@ -60,6 +61,6 @@ def test_blocks_that_requests_share_are_not_mistaken_for_an_overload() -> None:
 def test_a_closing_takes_the_replicas_own_capacity_away(capacity: int, slack: float, closes: bool) -> None:
     cluster = named("A: p40 | B:")
     replica(cluster, "B").capacity = Tokens(capacity)
-    Limits(slack=slack).begin(cluster, 0.0)
+    begin_epoch(cluster, Limits(slack=slack), 0.0)
     cluster.close_idle(0.0, 0.0)
     assert (ReplicaId("B") not in cluster.replicas) is closes

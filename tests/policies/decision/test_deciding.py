@@ -363,7 +363,7 @@ def test_no_request_moves_from_one_pool_to_another() -> None:
     first, second = two.decide(0.0, (2, 2), (1, 2))
     assert not first.moves, "b has no room"
     assert orders(second.moves) == ["r:d>c drain"], "requests of one id in two pools are two requests"
-    assert not two.memory.pool(two.ids[0]).under_way and len(two.memory.pool(two.ids[1]).under_way) == 1
+    assert [len(two.memory.pool(pool).locations.under_way) for pool in two.ids] == [0, 1]
 
 
 @pytest.mark.parametrize(("drawing", "opened"), [("a: p90 | b: q90", 1), ("a: p10 | b:", 0)], ids=["full", "free"])

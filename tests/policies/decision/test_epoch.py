@@ -70,7 +70,7 @@ def test_a_step_reacts_to_everything_at_once() -> None:
 
 def test_a_step_closes_what_it_empties() -> None:
     cluster = named("A: p20 | B: q20")
-    assert step(cluster, Events(departed=[P]), Seen()) == Plan(closed=(A,))
+    assert step(cluster, Events(departed=[P]), Seen()) == Plan.of(closed=(A,))
     assert picture(cluster) == "B: q20"
 
 
@@ -101,7 +101,7 @@ def test_step_each_closes_what_is_idle_after_the_last_turn() -> None:
     plans = step_each(cluster, Events(departed=[P], arrived=[Arrival(S, Tokens(5))]), Seen())
     assert [plan.closed for plan in plans] == [(), (), (), ()] and picture(cluster) == "A: s5"
     plans = step_each(cluster, Events(departed=[S]), Seen())
-    assert plans[-1] == Plan(closed=(A,)) and picture(cluster) == ""
+    assert plans[-1] == Plan.of(closed=(A,)) and picture(cluster) == ""
 
 
 def test_a_plan_is_made_for_what_begin_leaves() -> None:

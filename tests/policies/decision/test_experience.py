@@ -17,7 +17,7 @@ def experience(*seen: Drawn) -> Experience:
     made = Watcher(PoolMemory(Terms(mode=Mode.OFF)))
     for drawn in seen:
         made.observe(drawn)
-    return made.memory.experience
+    return made.memory.learned.experience
 
 
 def test_before_anything_was_seen_it_guesses() -> None:

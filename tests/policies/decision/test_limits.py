@@ -8,14 +8,14 @@ from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.sizes import Size
-from policies.decision.deciding import headroom, lead
+from policies.decision.conditions import headroom, lead
 from policies.decision.experience import Experience
 from policies.decision.limits import Limits, LiveLimits
 from policies.plan import Reason
 from policies.rules.pack import Pack
 from policies.rules.policy import NONE, Barred, Policy
 from policies.rules.registry import policy
-from tests.policies.cluster.named import named, request
+from tests.policies.cluster.named import impose, named, request
 from tests.policies.stepping import Events, step
 
 
@@ -48,7 +48,7 @@ KEEP = 9
 
 def moved(cluster: Cluster, limits: Limits, policy: Policy = Wander(), now: float = 0.0) -> str:
     """The requests that an epoch moves."""
-    cluster.keep(KEEP)
+    impose(cluster, min_replicas=KEEP)
     plan = step(cluster, Events(), policy, limits, now)
     cluster.check_integrity()
     return "".join(m.request for m in plan.moves)
@@ -76,7 +76,7 @@ def test_what_was_moved_stays_until_its_time() -> None:
     limits = Limits(cooldown_s=5.0)
     times = [10.0, 14.9, 15.0, 19.9, 20.0]
     assert [moved(cluster, limits, now=now) for now in times] == ["p", "", "p", "", "p"]
-    cluster.wake(now=25.0)
+    cluster.begin_epoch(cluster.conditions, 25.0)
     assert not cluster.resting
 
 

@@ -34,6 +34,7 @@ from policies.model import (
 )
 from policies.prefix.names import default_naming
 from policies.rules.registry import POLICIES
+from tests.policies.cluster.named import impose
 from tests.policies.decision.observed import Drawn, Watcher
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -70,7 +71,7 @@ def decide(
     """What a policy says of a cluster that is as observed."""
     made = Watcher(PoolMemory(Terms(policy)))
     made.observe(Drawn(0.0, state))
-    made.memory.cluster.reserve(Tokens(headroom))
+    impose(made.memory.cluster, headroom=headroom)
     return place(made.memory, coming, 0.0, exclude)
 
 

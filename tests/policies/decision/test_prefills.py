@@ -59,7 +59,7 @@ class Auto(Watcher):
         self.now = 0.0
         self.counts: list[int] = []
         for name in "abcd":
-            self.memory.estimates.profile(ReplicaId(name), Profile("n", "cache", 1.0, Line.of(1000.0)))
+            self.memory.learned.estimates.profile(ReplicaId(name), Profile("n", "cache", 1.0, Line.of(1000.0)))
 
     def live(self, seconds: float, rate: int, prompt: int = 10, drawn: str = DRAWN) -> list[Place]:
         """The placements of `rate` arrivals per second."""
@@ -113,7 +113,7 @@ def test_number_is_the_best_by_prediction_and_changes_once_in_the_dwell_time_at_
     made = Auto()
     for rate, prompt, drawn in ((6, 10, DRAWN), (1, 1, FULL), (8, 10, DRAWN), (1, 1, FULL)):
         made.live(90, rate, prompt, drawn)
-        times = made.memory.prefill_load.times
+        times = made.memory.learned.prefill_load.times
         assert times[made.counts[-1]] <= min(times.values()) / 0.95
     changes = [at for at, (one, other) in enumerate(pairwise(made.counts)) if one != other]
     assert len(changes) > 3
@@ -149,7 +149,7 @@ def test_a_level_that_prefills_beside_decoding_break_outweighs_the_mean_time() -
     for level in (None, ServiceLevel(None, 0.1)):
         made = Auto(replace(TERMS, service=level))
         made.live(40, rate=1, prompt=12)
-        costs.append(made.memory.prefill_load.times)
+        costs.append(made.memory.learned.prefill_load.times)
     assert costs[0][0] < 1.2 * costs[0][2] and costs[1][0] > 10 * costs[1][2]
 
 

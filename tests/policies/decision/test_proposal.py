@@ -43,7 +43,7 @@ def watcher(terms: Terms = TERMS["plain"], spec: str = NO_GROWTH, least: int = 0
     """A watcher in the mode `observe`, of replicas that exchange KV."""
     memory = PoolMemory(replace(terms, policy=spec, mode=Mode.OBSERVE))
     for name in "abcde":
-        memory.estimates.profile(ReplicaId(name), PROFILE)
+        memory.learned.estimates.profile(ReplicaId(name), PROFILE)
     return Watcher(memory, least)
 
 
@@ -69,13 +69,13 @@ def standing(memory: PoolMemory) -> dict[str, Any]:
         ],
         "roomiest": [r.id for r in cluster.roomiest()],
         "waiting": list(cluster.waiting),
-        "under way": memory.under_way,
-        "homes": (memory.homes, memory.leaving, memory.placed),
+        "under way": memory.locations.under_way,
+        "homes": (memory.locations.homes, memory.locations.leaving, memory.locations.placed),
         "resting": cluster.resting,
         "supply": (cluster.supply.left, sorted(cluster.supply._taken)),
         "unit": cluster._units,
-        "roles": memory.prefill_load,
-        "paths": memory.estimates._shared,
+        "roles": memory.learned.prefill_load,
+        "paths": memory.learned.estimates._shared,
         "next": (memory._stale, memory._expected, memory._closed),
     }
 
@@ -137,7 +137,7 @@ def test_nothing_of_a_proposal_is_under_way() -> None:
     for now in range(3):
         proposal = proposed(made, observed("a: p40 q20 | b: r15 | c:", float(now)))
         assert orders(proposal.plan.moves) == ["r:b>a drain"] and proposal.plan.closed == ("c",)
-        assert not made.memory.under_way and set(made.memory.cluster.replicas) == set("abc")
+        assert not made.memory.locations.under_way and set(made.memory.cluster.replicas) == set("abc")
 
 
 def test_evacuations_are_carried_out_and_proposed() -> None:

@@ -38,7 +38,7 @@ def watcher(
         replace(terms, policy=spec, limits=live, mode=mode, prefill_replicas=prefills, moves_at_once=at_once)
     )
     for name in caches:
-        memory.estimates.profile(ReplicaId(name), PROFILE)
+        memory.learned.estimates.profile(ReplicaId(name), PROFILE)
     return Watcher(memory, least=4)
 
 
@@ -83,7 +83,7 @@ def test_another_replica_takes_the_place_of_one_that_is_gone() -> None:
     assert roles(made) == "A b c"
     made.decide(observed("b: p50 | c: q40", 1.0))
     assert roles(made) == "b C"
-    made.memory.estimates.profile(ReplicaId("a"), PROFILE)
+    made.memory.learned.estimates.profile(ReplicaId("a"), PROFILE)
     made.decide(observed("a: | b: p50 | c: q40", 2.0))
     assert sorted(roles(made).split()) == ["C", "a", "b"]
 
@@ -178,11 +178,11 @@ def test_an_operators_role_ends_with_its_replica_and_outlives_its_other_part() -
     assert roles(made) == "A b*"
     made.decide(observed("a: p10", 1.0))
     assert roles(made) == "a*" and arrive(made) == "a"
-    made.memory.estimates.profile(ReplicaId("b"), PROFILE)
+    made.memory.learned.estimates.profile(ReplicaId("b"), PROFILE)
     made.decide(observed("a: p10 n10 | b:", 2.0))
     assert roles(made) == "A b*"
     made.decide(observed("b:", 3.0))
-    made.memory.estimates.profile(ReplicaId("a"), PROFILE)
+    made.memory.learned.estimates.profile(ReplicaId("a"), PROFILE)
     made.decide(observed("a: p10 | b:", 4.0))
     assert roles(made) == "b* a*"
 
@@ -259,7 +259,7 @@ def test_prefills_that_have_begun_move_on_and_nothing_moves_to_their_replica(spe
 def test_prefill_goes_by_kv_though_its_target_would_compute_it_sooner() -> None:
     made = watcher()
     for name in "ab":
-        made.memory.estimates.profile(ReplicaId(name), replace(PROFILE, staging_bytes_per_s=1.0))
+        made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, staging_bytes_per_s=1.0))
     made.decide(observed("a: | b: p50"))
     (move,) = made.decide(observed("a: n10~ | b: p50", 1.0)).moves
     assert move.path is Path.KV and move.kv_s is not None and move.tokens_s is not None
@@ -363,7 +363,7 @@ def test_moves_with_placements_last_until_they_are_over() -> None:
         made.memory.cluster.check_integrity()
     made.decide(observed("a: | b: p50 n11", 4.0))
     request = made.memory.cluster.requests[RequestId("n")]
-    assert request.source is None and not made.memory.under_way
+    assert request.source is None and not made.memory.locations.under_way
 
 
 def test_request_that_has_moved_on_before_its_first_report_is_at_its_target() -> None:
@@ -373,7 +373,7 @@ def test_request_that_has_moved_on_before_its_first_report_is_at_its_target() ->
     made.decide(observed("a: | b: p50 n12", 1.0))
     request = made.memory.cluster.requests[RequestId("n")]
     assert request.replica is not None and (request.replica.id, request.source) == ("b", None)
-    assert not made.memory.placed and not made.memory.under_way
+    assert not made.memory.locations.placed and not made.memory.locations.under_way
 
 
 def test_request_that_its_target_has_not_reported_yet_is_expected_there() -> None:
@@ -398,7 +398,7 @@ def test_move_that_did_not_begin_is_left_to_a_later_epoch() -> None:
     made.decide(observed("a: | b: p50"))
     assert onward(made) == "b"
     made.observe_moves(observed("a: n10~ | b: p50", 1.0))
-    assert not made.memory.under_way and awaits_prefills(made.memory)
+    assert not made.memory.locations.under_way and awaits_prefills(made.memory)
     assert moves(made.decide(observed("a: n10~ | b: p50", 1.1))) == ["n:a>b disaggregate kv"]
 
 
@@ -423,7 +423,7 @@ def test_request_that_is_never_reported_leaves_nothing_behind() -> None:
     made.decide(observed("a: | b: p50"))
     assert onward(made) == "b"
     made.observe_moves(observed("a: | b: p50", 3.0))
-    assert not made.memory.under_way and not made.memory.cluster.held and not made.memory.placed
+    assert not made.memory.locations.under_way and not made.memory.cluster.held and not made.memory.locations.placed
 
 
 @pytest.mark.parametrize("left", ["a: | c: q95", "b: p50 | c: q95"], ids=["its target", "that of its prefill"])
@@ -444,7 +444,7 @@ def test_request_that_is_placed_anew_has_a_new_move() -> None:
     first = placed(made)
     again = place(made.memory, Arrival(RequestId("n"), Tokens(10)), 0.6, exclude=[first.replica])
     assert isinstance(again, Place) and again.then is not None and again.then.source == again.replica != first.replica
-    assert [underway.move for underway in made.memory.under_way.values()] == [again.then]
+    assert [underway.move for underway in made.memory.locations.under_way.values()] == [again.then]
     made.memory.cluster.check_integrity()
 
 
@@ -452,7 +452,7 @@ def test_pair_whose_moves_keep_failing_gets_none() -> None:
     made = watcher()
     made.decide(observed("a: | b: p50"))
     for _ in range(3):
-        made.memory.breaker.failed((ReplicaId("a"), ReplicaId("b")), 0.4)
+        made.memory.learned.breaker.failed((ReplicaId("a"), ReplicaId("b")), 0.4)
     assert onward(made) is None
 
 
@@ -471,7 +471,7 @@ def test_move_waits_for_its_epoch_if_that_has_none_left() -> None:
 def test_full_link_leaves_the_move_to_an_epoch() -> None:
     made = watcher()
     for name in "ab":
-        made.memory.estimates.profile(ReplicaId(name), replace(PROFILE, staging_bytes_per_s=1.0))
+        made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, staging_bytes_per_s=1.0))
     made.decide(observed("a: | b: p10"))
     assert [onward(made, 20, name) for name in "kl"] == ["b", None], "an empty link takes any one move"
 
@@ -505,7 +505,7 @@ def test_replica_keeps_room_for_a_prompt_that_it_has_yet_to_compute() -> None:
 def test_context_returns_where_its_continuation_is_likely() -> None:
     made = watcher(terms=Terms(returns=True))
     for name in "ab":  # 256 tokens take 13 ms on the link, and 128 ms of prefill.
-        made.memory.estimates.profile(ReplicaId(name), replace(PROFILE, token_bytes=50_000.0))
+        made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, token_bytes=50_000.0))
     made.decide(observed("a: | b: p50"))
     names = iter(range(1, 1000))
 

@@ -4,17 +4,20 @@ import pytest
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import WINDOW_S, Demand
-from policies.decision.limits import Limits
+from policies.decision.deciding import open_slack
+from policies.decision.limits import DemandHistory, Limits
 from policies.model import ReplicaState, Tokens
-from tests.policies.cluster.named import evict, move, named, picture, place, replica, request, settled, turn
-from tests.policies.stepping import Events, apply
+from tests.policies.cluster.named import evict, impose, move, named, picture, place, replica, request, settled, turn
+from tests.policies.stepping import Events, apply, begin_epoch
 
 
-def scaled(cluster: Cluster, limits: Limits, now: float = 0.0, least: int = 0) -> str:
+def scaled(
+    cluster: Cluster, limits: Limits, now: float = 0.0, least: int = 0, demand: DemandHistory | None = None
+) -> str:
     """The cluster after an epoch in which no policy does anything."""
-    cluster.keep(least)
-    limits.begin(cluster, now)
-    limits.open_slack(cluster)
+    impose(cluster, min_replicas=least)
+    begin_epoch(cluster, limits, now, demand)
+    open_slack(cluster)
     cluster.close_idle(now, limits.linger_s)
     settled(cluster)
     return picture(cluster)
@@ -38,9 +41,9 @@ def test_idle_replicas_are_closed(least: int, expected: str) -> None:
 
 def test_the_order_in_which_they_are_closed() -> None:
     cluster, limits = named("A: | B: | C:"), Limits()
-    cluster.keep(1)
-    limits.begin(cluster, now=0.0)
-    limits.open_slack(cluster)
+    impose(cluster, min_replicas=1)
+    begin_epoch(cluster, limits, 0.0)
+    open_slack(cluster)
     cluster.close_idle(0.0, limits.linger_s)
     assert cluster.settle().closed == ("C", "B")
 
@@ -170,7 +173,7 @@ def test_rise(totals: list[tuple[float, int]], expected: list[int]) -> None:
 
 
 def test_a_rise_is_kept_free() -> None:
-    cluster, limits = named("A: p10 | B:"), Limits(foresight_s=10.0)
-    assert scaled(cluster, limits, now=0.0) == "A: p10"
+    cluster, limits, demand = named("A: p10 | B:"), Limits(foresight_s=10.0), DemandHistory()
+    assert scaled(cluster, limits, now=0.0, demand=demand) == "A: p10"
     apply(cluster, Events({request(cluster, "p").id: Tokens(60)}))
-    assert scaled(cluster, limits, now=1.0) == "A: p60 | gpu-0:"
+    assert scaled(cluster, limits, now=1.0, demand=demand) == "A: p60 | gpu-0:"

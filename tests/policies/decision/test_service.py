@@ -82,7 +82,7 @@ def test_a_long_context_counts_by_the_time_to_read_it() -> None:
 @pytest.mark.parametrize(("drawing", "replica"), [("a: p30 q20 | b: r10", "a"), ("a: p30 q20~ | b: r10", "b")])
 def test_an_arrival_avoids_a_queue_of_prefills(drawing: str, replica: str) -> None:
     made = watcher(ServiceLevel(ttft_p99_s=0.05), policy="best_fit")
-    made.memory.experience.observe_arrival(5, 0.0)
+    made.memory.learned.experience.observe_arrival(5, 0.0)
     made.decide(observed(drawing))
     assert arriving(made) == replica
 
@@ -106,7 +106,7 @@ def test_a_stopping_replica_is_evacuated_however_slow_the_others_get() -> None:
 def test_before_step_times_are_known_nothing_is_limited() -> None:
     made = watcher(TWO, costs=None)
     made.decide(observed("a: p10 q10 r10 | b: s10"))
-    assert made.memory.cluster.speed is None
+    assert made.memory.cluster.conditions.speed is None
     shown = service_report(made.memory, 0.0, {})
     assert shown is not None and shown.to_json() == {
         "target": {"ttft_p99_s": None, "itl_p99_ms": 22.5},
@@ -124,7 +124,7 @@ def test_reports_of_steps_make_the_limit() -> None:
         drawn = observed("a: p10 q10 r10 | b: s10", float(now))
         a, b = drawn.loads
         made.decide(replace(drawn, loads=(replace(a, steps=totals, step_tokens=64), b)))
-    limited = made.memory.cluster.speed
+    limited = made.memory.cluster.conditions.speed
     assert limited is not None and limited.speed.chunk_tokens == 64
     assert limited.speed.costs.step_s(2, 20) == pytest.approx(0.022, rel=1e-3)
 
@@ -152,14 +152,14 @@ def prefilling(rate: float, most: int = 9) -> Watcher:
     """A replica on which prompts of 99 ms arrive, under a level of 100 ms; the cluster has `most` replicas at most."""
     made = watcher(ServiceLevel(itl_p99_s=0.1))
     for number in range(round(60 * rate)):
-        made.memory.experience.observe_arrival(100, number / rate)
+        made.memory.learned.experience.observe_arrival(100, number / rate)
     made.decide(observed("a: p10", 60.0, most=most))
     return made
 
 
 def test_replicas_open_until_prefills_are_rare_enough_and_stay_for_the_time_of_a_start() -> None:
     made = prefilling(2.0)
-    assert made.memory.scaled is not None and made.memory.cluster.level_replicas == 5
+    assert made.memory.scaled is not None and made.memory.cluster.conditions.level_replicas == 5
     assert (made.memory.scaled.up, made.memory.scaled.opened) == (ScaleUp.PREFILLS, 4)
     report = service_report(made.memory, 60.0, {})
     assert report is not None and report.state == "slow"
@@ -167,7 +167,8 @@ def test_replicas_open_until_prefills_are_rare_enough_and_stay_for_the_time_of_a
     found = []
     for now in 90.0, 361.0, 392.0:  # the last prompt arrives after a minute
         made.decide(observed("a: p10 | b: | c: | d: | e:", now))
-        found.append((made.memory.cluster.level_replicas, scaling_report(made.memory.cluster, made.memory.scaled).kept))
+        least = made.memory.cluster.conditions.level_replicas
+        found.append((least, scaling_report(made.memory.cluster, made.memory.scaled).kept))
     assert found == [(5, ScaleDownBlock.PREFILLS), (1, ScaleDownBlock.LINGER), (1, ScaleDownBlock.LINGER)]
 
 
@@ -175,7 +176,7 @@ def test_where_prefills_cannot_become_rare_enough_the_level_limits_decoding_alon
     made = prefilling(2.0, most=3)
     report = service_report(made.memory, 60.0, {})
     assert report is not None and report.state == "unreachable" and "5 replicas would keep" in report.reasons[0]
-    assert made.memory.cluster.level_replicas == 0 and step_limit(made) == pytest.approx(0.1)
+    assert made.memory.cluster.conditions.level_replicas == 0 and step_limit(made) == pytest.approx(0.1)
 
 
 def test_without_a_level_there_is_no_state() -> None:
@@ -186,17 +187,17 @@ def test_the_prediction_is_of_what_clients_should_get() -> None:
     made = watcher(ServiceLevel(2.0, 0.5))
     for now in range(4):
         made.decide(observed("a: p10 q10 r10 | b: s10", float(now)))
-    found = made.memory.predicted.window.quantiles(3.0)
+    found = made.memory.learned.predicted.window.quantiles(3.0)
     # In three seconds 130 steps of three requests, and 143 of one.
     assert found.gaps == pytest.approx(3 * 3 / 0.023 + 3 / 0.021, rel=0.01)
     assert found.itl_p99_s == pytest.approx(0.023, rel=ERROR) and found.first_tokens == 0
     place(made.memory, Arrival(RequestId("x"), Tokens(50)), 3.0)
-    found = made.memory.predicted.window.quantiles(3.0)
+    found = made.memory.learned.predicted.window.quantiles(3.0)
     # Half a step, its own prefill, and the tokens of the others in that step; all of it is one step of the others.
-    beside = {"a": 3, "b": 1}[made.memory.placed[RequestId("x")].replica]
+    beside = {"a": 3, "b": 1}[made.memory.locations.placed[RequestId("x")].replica]
     decode_s = 0.020 + 0.001 * beside
     assert found.ttft_p99_s == pytest.approx(decode_s / 2 + 0.070 + 0.001 * (beside - 1), rel=2 * ERROR)
-    within = made.memory.predicted.window.itl.latencies(3.0).share_within(0.06)
+    within = made.memory.learned.predicted.window.itl.latencies(3.0).share_within(0.06)
     assert within is not None and 0.9 < within < 1
 
 
@@ -204,9 +205,9 @@ def test_a_prompt_behind_others_is_predicted_to_wait_for_them() -> None:
     made = watcher(ServiceLevel(2.0))
     made.decide(observed("a: p10"))
     place(made.memory, Arrival(RequestId("x"), Tokens(20)), 0.0)
-    first = made.memory.predicted.window.quantiles(0.0).ttft_p99_s
+    first = made.memory.learned.predicted.window.quantiles(0.0).ttft_p99_s
     place(made.memory, Arrival(RequestId("y"), Tokens(20)), 0.0)
-    both = made.memory.predicted.window.quantiles(0.0)
+    both = made.memory.learned.predicted.window.quantiles(0.0)
     assert first is not None and both.ttft_p99_s is not None and both.ttft_p99_s > 1.8 * first
 
 
@@ -216,7 +217,7 @@ def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
         for now in range(400):
             burst = " b40" if now == 200 else ""
             made.decide(observed(f"a: p10{burst} | b:", float(now)))
-        return made.memory.cluster.slack
+        return made.memory.cluster.conditions.slack
 
     measured, by_hand = LiveLimits(lead_s=0.0), LiveLimits(foresight_s=30.0, lead_s=0.0)
     far, half = ServiceLevel(ttft_p99_s=60.0), LiveLimits(lead_s=0.0, slack=0.5)
@@ -239,7 +240,7 @@ def classed(level: ServiceLevel | None = None) -> Watcher:
 
 def step_limit(made: Watcher) -> float:
     """The limit of a decoding step of all replicas, in seconds."""
-    speed = made.memory.cluster.speed
+    speed = made.memory.cluster.conditions.speed
     assert speed is not None
     return speed.step_s
 

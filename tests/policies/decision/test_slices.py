@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
-from policies.decision import memory as memories
+from policies.decision import slices
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, place
 from policies.decision.limits import LiveLimits, Terms
-from policies.decision.memory import finish
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision, Place, Queue
+from policies.decision.slices import finish
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, Watcher
@@ -24,7 +24,7 @@ from tests.policies.decision.test_reports import histories
 def short_slices() -> Iterator[None]:
     """Slices of two requests."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(memories, "SLICE", 2)
+    patch.setattr(slices, "SLICE", 2)
     yield
     patch.undo()
 
@@ -49,7 +49,7 @@ class Deciding:
         if isinstance(decision, Place | Queue):
             replica = pool.cluster.requests[request].replica
             assert replica is not None and replica.id == decision.replica
-            assert pool.statuses[replica.id].state is ReplicaState.RUNNING
+            assert pool.locations.statuses[replica.id].state is ReplicaState.RUNNING
         return decision
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policies.cluster.changes import Arrival
-from policies.decision import memory as memories
+from policies.decision import slices
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, decide_pool, place
 from policies.decision.limits import Limits, LiveLimits, Sizes, Terms
 from policies.decision.memory import PoolMemory
@@ -82,7 +82,7 @@ def test_marginal_sizes_take_little_more_work_per_epoch_where_no_prompt_has_name
 
 
 def test_a_decision_pauses_between_a_few_changes_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "SLICE", 8 * memories.WEIGHT)
+    monkeypatch.setattr(slices, "SLICE", 8 * slices.WEIGHT)
     memory, roster = SchedulerMemory(terms()), Roster()
     came = sum(1 for _ in decide_in_slices(memory, Observation(0.0, (report(roster, 100),))))
     assert came >= 100 // 8 + 2 * (200 // 8), "100 replicas have reported; 200 requests are new, and have a place"

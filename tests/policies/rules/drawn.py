@@ -10,6 +10,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.rules.policy import Policy
+from tests.policies.cluster.named import impose
 from tests.policies.stepping import Events, step
 
 
@@ -34,7 +35,7 @@ def shown(cluster: Cluster) -> str:
 def after(policy: Policy, cluster: Cluster, *sizes: int) -> str:
     """The drawing after an epoch in which requests of those sizes arrive. Every replica is kept, empty or not."""
     arrived = [Arrival(RequestId(f"new{len(cluster.requests) + i}"), Tokens(size)) for i, size in enumerate(sizes)]
-    cluster.keep(len(cluster.replicas))
+    impose(cluster, min_replicas=len(cluster.replicas))
     step(cluster, Events(arrived=arrived), policy)
     cluster.check_integrity()
     return shown(cluster)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.supply import Supply
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
@@ -66,7 +67,8 @@ def play(cluster: Cluster, policy: Policy, history: list[Epoch]) -> Iterator[Pla
 @unhurried
 @given(policies, histories, st.booleans(), st.sampled_from([ReplicaState.RUNNING, ReplicaState.STARTING]))
 def test_plans_can_be_carried_out(policy: Policy, history: list[Epoch], holds: bool, starts_as: ReplicaState) -> None:
-    cluster = Cluster(Tokens(CAPACITY), supply=Supply(limit=4), headroom=3, holds=holds, starts_as=starts_as)
+    conditions = EpochConditions(3)
+    cluster = Cluster(Tokens(CAPACITY), supply=Supply(limit=4), conditions=conditions, holds=holds, starts_as=starts_as)
     assert len(list(play(cluster, policy, history))) == len(history)
 
 

@@ -6,7 +6,7 @@ from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
 from policies.rules.load_balance import LoadBalance
-from tests.policies.cluster.named import turn
+from tests.policies.cluster.named import impose, turn
 from tests.policies.rules.drawn import after, drawn, shown
 from tests.policies.stepping import Events, step
 
@@ -56,7 +56,7 @@ def test_an_overload_is_cured_by_moves(before: str, expected: str) -> None:
 )
 def test_the_fullest_relieve_themselves_to_the_emptiest(before: str, expected: str) -> None:
     cluster = drawn(before)
-    cluster.keep(9)
+    impose(cluster, min_replicas=9)
     plan = step(cluster, Events(), LoadBalance())
     assert shown(cluster) == expected
     assert all(m.reason is Reason.BALANCE for m in plan.moves)

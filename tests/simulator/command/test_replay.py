@@ -40,7 +40,7 @@ def recording(path: Path, tampered: bool = False) -> Path:
             Epoch(
                 entries,
                 seen,
-                {ENGINE: (Plan(closed=plans[ENGINE][0].closed, queued=(RequestId("?"),)),)} if tampered else plans,
+                {ENGINE: (Plan.of(closed=plans[ENGINE][0].closed, queued=(RequestId("?"),)),)} if tampered else plans,
             )
         )
         entries = (PlacedCall(now + 0.5, Arrival(RequestId("x"), Tokens(50)), ()),)

@@ -2,7 +2,7 @@
 
 from policies.cluster.cluster import Cluster
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
-from policies.plan import Eviction, Move, Opening, Path, Plan, Reason
+from policies.plan import Eviction, Move, Open, Path, Plan, Reason
 from simulator.outcome.recorder import EventRecorder
 from simulator.workload.workload import Job
 from simulator.world.observer import Life, Transfer, TransferOutcome
@@ -35,9 +35,9 @@ def evicted(tokens: int) -> Eviction:
     return Eviction(RequestId("e"), A, Tokens(tokens))
 
 
-def opened(count: int) -> tuple[Opening, ...]:
+def opened(count: int) -> tuple[Open, ...]:
     """Replicas to start."""
-    return tuple(Opening(ReplicaId(f"o{number}"), "node") for number in range(count))
+    return tuple(Open(ReplicaId(f"o{number}"), "node") for number in range(count))
 
 
 def transfer(
@@ -72,9 +72,11 @@ def play(recorder: EventRecorder) -> None:
     |  4  | a: 60, b: 40 10   | 110  |   0   |   2   | three moves in two units, an eviction, one replica   |
     |  6  | a: 60 30, b: 20   | 110  |   1   |   2   | a move; another replica starts                       |
     """
-    recorder.decided(0.0, cluster([60], [60], waiting=3), [Plan(moves=(move(7, 1), move(8, 2)))])
+    recorder.decided(0.0, cluster([60], [60], waiting=3), [Plan.of(moves=(move(7, 1), move(8, 2)))])
     moves = (move(10, 3), move(20, 3), move(30, 4, Reason.DRAIN))
     recorder.decided(
-        4.0, cluster([60], [40, 10]), [Plan(moves=moves, evicted=(evicted(50),)), Plan(opened=opened(1), closed=(A,))]
+        4.0,
+        cluster([60], [40, 10]),
+        [Plan.of(moves=moves, evicted=(evicted(50),)), Plan.of(opened=opened(1), closed=(A,))],
     )
-    recorder.decided(6.0, cluster([60, 30], [20], starting=1, waiting=1), [Plan(moves=(move(6, 5),))])
+    recorder.decided(6.0, cluster([60, 30], [20], starting=1, waiting=1), [Plan.of(moves=(move(6, 5),))])

@@ -9,8 +9,9 @@ import pytest
 
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.supply import Supply
-from policies.decision.deciding import headroom
+from policies.decision.conditions import headroom
 from policies.model import RequestId, Tokens
 from policies.plan import Plan
 from policies.rules.registry import policy
@@ -42,8 +43,9 @@ def workload(seed: int, seconds: float, rate: float = 0.5, capacity: int = 1000)
 
 def slots(jobs: list[Job], name: str, setup: Setup) -> Iterator[tuple[int, Plan]]:
     """The paper's model, slot by slot, written down as simply as it can be: open replicas and plans."""
-    cluster, chosen = Cluster(setup.capacity, Supply(setup.gpus_per_node)), policy(name)
-    cluster.reserve(headroom(chosen, setup.limits, setup.decode_rate))
+    chosen = policy(name)
+    conditions = EpochConditions(headroom(chosen, setup.limits, setup.decode_rate))
+    cluster = Cluster(setup.capacity, Supply(setup.gpus_per_node), conditions)
     held: dict[RequestId, int] = {}
     ends = {each.id: each.prompt + each.output for each in jobs}
     for slot in range(int(setup.horizon_s)):

@@ -24,7 +24,7 @@ def test_units_are_counted_per_operation_after_the_first() -> None:
     counter = OperationCounter(policy("best_fit"), EventRecorder(lambda now: None))
     for changes in (first, second, GROWTH, third):
         counter.rebalance(made, changes)
-    one, two = Plan(moves=(move(6, 0),)), Plan(moves=(move(7, 1), move(8, 1), move(9, 2)))
+    one, two = Plan.of(moves=(move(6, 0),)), Plan.of(moves=(move(7, 1), move(8, 1), move(9, 2)))
     counter.decided(0.0, made, [one, two, one, Plan(), two])
     assert counter.units_moved == [2, 0]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.supply import Supply
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
@@ -35,10 +36,8 @@ class Shortage:
 
     def cluster(self, policy: Mell) -> Cluster:
         """An empty one."""
-        headroom = Tokens(round(10 * policy.headroom_s))
-        cluster = Cluster(C, Supply(limit=self.replicas), headroom, holds=self.holds, starts_as=self.starts_as)
-        cluster.keep(self.least)
-        return cluster
+        conditions = EpochConditions(round(10 * policy.headroom_s), min_replicas=self.least)
+        return Cluster(C, Supply(limit=self.replicas), conditions, holds=self.holds, starts_as=self.starts_as)
 
 
 policies = st.sampled_from([mell(), mell_repaired(), mell_repaired(0)])

@@ -3,6 +3,7 @@
 import pytest
 
 from policies.rules.mell import mell, mell_repaired
+from tests.policies.cluster.named import impose
 from tests.policies.rules.mell.clusters import after, cluster, plan_after, shown
 
 
@@ -49,7 +50,7 @@ def test_every_replica_is_tried_before_one_is_opened(before: str, arrived: str, 
 
 def test_an_emptied_replica_is_used_before_one_is_opened() -> None:
     made = cluster("Z: | A: x.6 S.3 | B: L.9")
-    made.keep(3)
+    impose(made, min_replicas=3)
     plan = plan_after(mell_repaired(), made, departed="x")
     assert (shown(made), plan.moves) == ("Z: | A: S.3 | B: L.9", ()), "its own before any other"
 

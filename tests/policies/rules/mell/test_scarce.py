@@ -5,6 +5,7 @@ import pytest
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.mell import Mell, mell, mell_repaired
+from tests.policies.cluster.named import impose
 from tests.policies.rules.mell.clusters import C, cluster, named, plan_after, shown
 
 both = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])
@@ -106,7 +107,7 @@ def test_where_moves_take_time_room_cannot_be_made() -> None:
 @both
 def test_where_moves_take_time_the_rest_of_a_large_replica_stays(policy: Mell) -> None:
     made = cluster("A: x.6 M.4 | B: | C: L.9", holds=True, starts_as=ReplicaState.STARTING)
-    made.keep(3)
+    impose(made, min_replicas=3)
     plan = plan_after(policy, made, departed="x")
     assert (shown(made), plan.moves) == ("A: M.4 | B: | C: L.9", ())
 

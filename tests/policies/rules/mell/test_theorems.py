@@ -15,6 +15,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
 from policies.model import RequestId, Tokens
 from policies.rules.mell import Mell, mell, mell_repaired
+from tests.policies.cluster.named import impose
 from tests.policies.rules.mell.clusters import C
 from tests.policies.settings import many, unhurried
 from tests.policies.stepping import Events, step, step_each
@@ -59,7 +60,7 @@ class Traffic:
 def lived(policy: Mell, traffic: Traffic, epochs: int) -> Iterator[Cluster]:
     """The cluster after each epoch."""
     cluster = Cluster(C)
-    cluster.reserve(Tokens(round(policy.headroom_s * RATE)))
+    impose(cluster, headroom=round(policy.headroom_s * RATE))
     for now, events in zip(range(epochs), traffic, strict=False):
         step(cluster, events, policy, now=now)
         yield cluster
@@ -94,7 +95,7 @@ def could_take_one_of(replica: Replica, middles: Sequence[int]) -> bool:
 def unit_moves(policy: Mell, traffic: Traffic, epochs: int) -> Iterator[int]:
     """The number of units that each operation moves with one change at a time, as in Algorithm 1."""
     cluster = Cluster(C)
-    cluster.reserve(Tokens(round(policy.headroom_s * RATE)))
+    impose(cluster, headroom=round(policy.headroom_s * RATE))
     for _, events in zip(range(epochs), traffic, strict=False):
         for event in one_by_one(events):
             for plan in step_each(cluster, event, policy):

@@ -9,7 +9,7 @@ from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
 from policies.rules.pack import Pack
-from tests.policies.cluster.named import named, picture
+from tests.policies.cluster.named import impose, named, picture
 from tests.policies.rules.drawn import drawn, shown
 from tests.policies.stepping import Events, step
 
@@ -22,7 +22,7 @@ def decided(
 ) -> tuple[Plan, str]:
     """The cluster after an epoch without events."""
     cluster = drawn(text, headroom=headroom)
-    cluster.keep(least)
+    impose(cluster, min_replicas=least)
     plan = step(cluster, Events(), policy, limits or Limits())
     cluster.check_integrity()
     return plan, shown(cluster)
@@ -88,7 +88,7 @@ def test_an_overload_is_cured(before: str, expected: str) -> None:
 
 def test_an_overload_is_cured_before_it_is_there() -> None:
     cluster = drawn("60 30 | 50")
-    cluster.reserve(headroom=6, lead=6)  # type: ignore[arg-type]
+    impose(cluster, headroom=6, lead=6)
     step(cluster, Events(), Pack(comfort=0.0, drain_moves=0, rest=0.0), Limits())
     assert shown(cluster) == "60 | 50 30"
 
