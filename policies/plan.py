@@ -154,7 +154,7 @@ class Plan:
         proposed: "Proposal | None" = None,
     ) -> "Plan":
         """The plan of these actions, each kind in its order."""
-        actions = (*opened, *evicted, *moves, *placements, *map(Close, closed))
+        actions: tuple[Action, ...] = (*opened, *evicted, *moves, *placements, *map(Close, closed))
         return cls(actions, queued, deferred, proposed)
 
     def actions_of(self, kind: type[A]) -> tuple[A, ...]:

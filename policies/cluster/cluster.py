@@ -10,10 +10,9 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from operator import attrgetter
 
 from policies.cluster.changes import Crossing
@@ -24,7 +23,6 @@ from policies.cluster.rooms import Rooms
 from policies.cluster.sizes import Size, choose
 from policies.cluster.supply import Supply
 from policies.cluster.trail import Step, Trace, Trail
-from policies.cost.service import SpeedLimit
 from policies.model import UP, AdapterId, ReplicaId, ReplicaState, RequestId, Role, Tokens
 from policies.plan import Plan, Reason
 from policies.prefix.sharing import ActivePrompt, ActivePrompts
@@ -442,18 +440,6 @@ class Cluster:
         else:
             self._trail.closed[replica.id] = replica
 
-    def close_idle(self, now: float, linger_s: float) -> None:
-        """Close replicas that have been empty for `linger_s` seconds, the youngest first, if they are `closable`.
-
-        No replica is closed while another one is starting, nor one for prefills, which is empty between two of them.
-        """
-        self.note_idle(now)
-        for replica in reversed(self.running()):
-            idle_since = replica.idle_since
-            is_over = idle_since is not None and now - idle_since >= linger_s
-            if is_over and not self.is_starting() and replica.capacity <= self.closable():
-                self.close(replica)
-
     def note_idle(self, now: float) -> None:
         """Set the times since which replicas are empty."""
         for replica in self.running():
@@ -610,71 +596,9 @@ class Cluster:
         """Running replicas in descending order of room, up to the cluster's next change."""
         return self._index().roomiest()
 
-    def total(self) -> int:
-        """The demand of all requests in tokens, waiting ones included."""
-        return self.total_at(self.conditions.speed, self.conditions.queue_share)
-
-    def total_at(self, speed: SpeedLimit | None, queue_share: float) -> int:
-        """As `total`, under another speed limit and another share of the waiting requests' sizes."""
-        on_replicas = sum(replica.demand_at(speed) for replica in self.replicas.values())
-        return on_replicas + self._waiting(speed, queue_share)
-
-    def spare(self) -> int:
-        """The free tokens after all starts and moves under way, less those for the waiting requests.
-
-        Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival. What prefill
-        replicas have free is of no use to a request that decodes.
-        """
-        hosts = (r for r in self.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
-        rooms = (replica.vacancy for replica in hosts)
-        return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting(
-            self.conditions.speed, self.conditions.queue_share
-        )
-
     def queued(self) -> int:
         """The sum of the waiting requests' sizes, in tokens."""
         return sum(request.tokens for request in self.waiting.values())
-
-    def _waiting(self, speed: SpeedLimit | None, queue_share: float) -> int:
-        """The demand of the waiting requests in tokens."""
-        if speed is None:
-            return self.distinct(self.waiting.values())
-        shares = ((request.tokens, speed.share(1, request.tokens)) for request in self.waiting.values())
-        tokens = sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
-        return round(queue_share * tokens)
-
-    def closable(self, closing: Collection[Replica] = (), times: float = 1.0) -> float:
-        """The largest capacity, in tokens, of one replica that can close beside the `closing` ones without violating a
-        minimum or the slack, multiplied by `times`; below zero if none can.
-
-        A forecast is not multiplied: its spread is the margin.
-        """
-        conditions = self.conditions
-        if len(self.running()) - len(closing) <= max(conditions.min_replicas, conditions.level_replicas):
-            return -1.0
-        if not conditions.slack:
-            return inf
-        margin = 1.0 if conditions.is_forecast else times
-        return self.spare() - sum(replica.capacity for replica in closing) - margin * conditions.slack
-
-    def may_close(self, times: float = 1.0) -> bool:
-        """True if a running replica can close: see `closable`."""
-        most = self.closable(times=times)
-        return most >= 0 and any(replica.capacity <= most for replica in self.running())
-
-    def needed(self) -> int:
-        """The number of running and starting replicas without the empty ones that can close, the youngest first.
-
-        Replicas that requests are leaving count as empty.
-        """
-        left, closing = self.closable(), 0
-        most = len(self.running()) - max(self.conditions.min_replicas, self.conditions.level_replicas)
-        for replica in reversed(self.running()):
-            idle = not (replica.role is Role.PREFILL or replica.requests or replica.queued)
-            if idle and closing < most and replica.capacity <= left:
-                left -= replica.capacity
-                closing += 1
-        return self.up() - closing
 
     def is_starting(self) -> bool:
         """True while a replica is starting. A replica emptied or closed now would soon be opened again."""

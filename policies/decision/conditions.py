@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
+from policies.cluster.capacity import total_demand_at
 from policies.cluster.conditions import EpochConditions
 from policies.cost.service import SpeedLimit
 from policies.decision.level.service import speed_limit
@@ -40,7 +41,7 @@ def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: f
         memory.learned.level_replicas.observe(now, speed.least_replicas, memory.learned.experience.startup_s)
     if limits.foresight_s:
         wait_s = speed.wait_s if speed is not None and isfinite(speed.wait_s) else 0.0
-        tokens = memory.cluster.total_at(speed, bounds.queue_share)
+        tokens = total_demand_at(memory.cluster, speed, bounds.queue_share)
         memory.learned.demand.observe(limits, tokens, wait_s, now)
 
 

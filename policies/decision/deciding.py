@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import NamedTuple
 
+from policies.cluster.capacity import close_idle, needed_replicas, spare_capacity
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
@@ -451,8 +452,8 @@ def _open_minimum(cluster: Cluster) -> ScaleUp | None:
 def open_slack(cluster: Cluster) -> bool:
     """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
     slack = cluster.conditions.slack
-    is_short = slack > 0 and cluster.spare() < slack
-    while is_short and cluster.open() is not None and cluster.spare() < slack:
+    is_short = slack > 0 and spare_capacity(cluster) < slack
+    while is_short and cluster.open() is not None and spare_capacity(cluster) < slack:
         pass
     return is_short
 
@@ -487,9 +488,9 @@ def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -
         _evacuate(memory)
         _act(memory, changes)
         moves = _decided_moves(memory)
-        needed = cluster.needed()
+        needed = needed_replicas(cluster)
         admitted = _admit(memory, moves, now)
-        cluster.close_idle(now, limits.linger_s)
+        close_idle(cluster, now, limits.linger_s)
         plan = _live_plan(memory, cluster.planned(), admitted)
     cluster.note_idle(now)
     return Proposal(plan, tuple(moves.values()), needed)
@@ -511,7 +512,7 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
     admitted = None if terms.is_ideal else _admit(memory, _decided_moves(memory), now)
     idle = {r.id: r.idle_since for r in cluster.running()} if close else {}
     if close:
-        cluster.close_idle(now, limits.linger_s)
+        close_idle(cluster, now, limits.linger_s)
     plan = cluster.settle()
     memory.locations.add_closings({replica: idle[replica] for replica in plan.closed})
     if limits.cooldown_s:

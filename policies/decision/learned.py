@@ -1,4 +1,4 @@
-"""What a pool's decisions have learned, and what operators have ordered: no snapshot of the replicas contains it."""
+"""The learned part of a pool's memory, with the orders of operators: no snapshot of the replicas contains it."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -19,7 +19,7 @@ from policies.prefix.routing import RoutingExperience
 
 
 class Learned:
-    """What one pool's decisions have learned. It outlives an epoch that fails.
+    """The learned part of one pool's memory. It outlives an epoch that fails.
 
     `capacity` is that of a new replica, in tokens, which no replica reports while all are starting. `level_replicas` is
     the least number of replicas that keeps a service level. `roles_by_hand` are the roles that an operator has set, by

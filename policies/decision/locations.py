@@ -277,6 +277,8 @@ class Locations:
             request_id = resident.load.id
             was = self._residents.get(request_id)
             self._residents[request_id] = resident
+            if request_id in self._absent:
+                self._absent[request_id] = resident.load.tokens
             decoding += resident.load.phase is Phase.DECODE
             self.decoding -= was is not None and was.load.phase is Phase.DECODE
             placed = self.placed.get(request_id)

@@ -101,7 +101,7 @@ NOT_MATCHED = Matched()
 
 
 class RoutingExperience:
-    """What routing has learned: the replicas' step times (`speed`), the time to load tokens from DRAM (`load`), the
+    """The learned part of routing: the replicas' step times (`speed`), the time to load tokens from DRAM (`load`), the
     reuse of prompts, and the replicas of sessions.
     """
 

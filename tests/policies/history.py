@@ -6,6 +6,7 @@ from itertools import cycle
 from random import Random
 
 from policies.bounds import least_bins
+from policies.cluster.capacity import spare_capacity
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.conditions import EpochConditions
@@ -154,8 +155,8 @@ class World:
             wrong.append("a request is lost")
         # Without slack nothing need be free: what waits may wait for the room that a move is making.
         slack = self.cluster.conditions.slack
-        if slack and self.cluster.supply.left > 0 and self.cluster.spare() < slack:
-            wrong.append(f"{self.cluster.spare()} tokens are free instead of {slack}")
+        if slack and self.cluster.supply.left > 0 and spare_capacity(self.cluster) < slack:
+            wrong.append(f"{spare_capacity(self.cluster)} tokens are free instead of {slack}")
         starting = sum(r.state is ReplicaState.STARTING for r in self.cluster.replicas.values())
         if plan.opened and not slack and starting > len(self._alive):
             wrong.append(f"{starting} replicas start for {len(self._alive)} requests")

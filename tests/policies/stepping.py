@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from policies.cluster.capacity import close_idle, total_demand
 from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.decision.deciding import one_by_one, open_slack
@@ -75,7 +76,7 @@ def begin_epoch(cluster: Cluster, limits: Limits, now: float, demand: DemandHist
     """Begin an epoch under these limits, with the other conditions as they are."""
     demand = DemandHistory() if demand is None else demand
     if limits.foresight_s:
-        demand.observe(limits, cluster.total(), 0.0, now)
+        demand.observe(limits, total_demand(cluster), 0.0, now)
     moves = inf if limits.moves_per_epoch is None else limits.moves_per_epoch
     slack = round(limits.slack * cluster.capacity) + demand.rise(limits)
     cluster.begin_epoch(replace(cluster.conditions, moves=moves, slack=slack), now)
@@ -90,7 +91,7 @@ def decide(cluster: Cluster, changes: Changes, policy: Policy, limits: Limits, n
 def settle(cluster: Cluster, limits: Limits, now: float) -> Plan:
     """Open and close what the limits demand, and take the outcome as a plan."""
     open_slack(cluster)
-    cluster.close_idle(now, limits.linger_s)
+    close_idle(cluster, now, limits.linger_s)
     return _rested(cluster, limits, now)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.plan import Eviction, Move, Open, Placement, Plan, Reason
+from policies.plan import Close, Eviction, Move, Open, Placement, Plan, Reason
 from tests.policies.rehearsal import Before, Host, violations
 
 A, B, C, X = (ReplicaId(name) for name in "ABCX")
@@ -171,3 +171,9 @@ def test_a_batch_that(most: int, wrong: list[str]) -> None:
 def test_a_batch_over_its_limit_may_stay_so() -> None:
     before = replace(BEFORE, hosts={A: replace(BEFORE.hosts[A], max_requests=1)})
     assert violations(Plan.of(queued=(S,)), before) == []
+
+
+def test_actions_are_in_the_order_of_their_execution_kind_by_kind() -> None:
+    plan = Plan.of((move(Q, A, X),), (Placement(S, X),), (evict(P, A),), opened=(OPENING,), closed=(B,))
+    assert plan.actions == (OPENING, evict(P, A), move(Q, A, X), Placement(S, X), Close(B))
+    assert (plan.moves, plan.opened, plan.closed) == ((move(Q, A, X),), (OPENING,), (B,))

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any
 
+from policies.cluster.capacity import total_demand
 from policies.cluster.replica import Replica
 from policies.cost.job_times import JobLoad, JobTime, job_time
 from policies.cost.service import ServiceLevel
@@ -39,7 +40,7 @@ ROOM_LEFT = 0.95
 def prefill_count(memory: PoolMemory, running: Sequence[Replica], least: int, most: int, now: float) -> int:
     """The number of replicas for prefills from this epoch on, between `least` and `most`."""
     load, cluster = memory.learned.prefill_load, memory.cluster
-    taken, requests = cluster.total() + cluster.conditions.slack, len(cluster.requests)
+    taken, requests = total_demand(cluster) + cluster.conditions.slack, len(cluster.requests)
     context = sum(replica.load for replica in running) / max(1, requests - len(cluster.waiting))
     decoded = memory.locations.decoding * memory.learned.experience.decode_rate
     load.add_epoch(decoded, context, [len(r.requests) for r in _hosts(running)], now)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from policies.cluster.capacity import may_close, spare_capacity
 from policies.cluster.cluster import Cluster
 
 
@@ -84,7 +85,7 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
     """The reasons for the present number of replicas."""
     idle = [replica.idle_since for replica in cluster.running() if replica.idle_since is not None]
     linger_left_s = max(0.0, min(idle) + scaled.linger_s - scaled.at) if idle else None
-    free = cluster.spare()
+    free = spare_capacity(cluster)
     return ScalingReport(
         scaled.up,
         None if scaled.closed else _block(cluster, linger_left_s),
@@ -107,6 +108,6 @@ def _block(cluster: Cluster, linger_left_s: float | None) -> ScaleDownBlock:
         return ScaleDownBlock.STARTING
     if len(cluster.running()) <= cluster.conditions.level_replicas:
         return ScaleDownBlock.PREFILLS
-    if not cluster.may_close():
+    if not may_close(cluster):
         return ScaleDownBlock.RESERVE
     return ScaleDownBlock.IN_USE if linger_left_s is None else ScaleDownBlock.LINGER

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+from policies.cluster.capacity import spare_capacity, total_demand
 from policies.cost.latencies import NO_TIMES, WINDOW_S, ServiceQuantiles
 from policies.cost.limit import Traffic, limit
 from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, strictest
@@ -51,7 +52,7 @@ def level_of(memory: PoolMemory, now: float) -> ServiceLevel:
 def _traffic(memory: PoolMemory, now: float) -> Traffic:
     """The traffic of the pool, with requests in proportion for the capacity that is kept free."""
     cluster, experience = memory.cluster, memory.learned.experience
-    demand = cluster.total()
+    demand = total_demand(cluster)
     share = 1 + cluster.conditions.slack / demand if demand else 1.0
     tokens = sum(replica.load for replica in cluster.replicas.values()) + cluster.queued()
     return Traffic(experience.prompts, experience.arrival_rate(now), share * len(cluster.requests), share * tokens)
@@ -149,7 +150,7 @@ def service_report(memory: PoolMemory, now: float, reached: Mapping[str, Service
         cluster.conditions.speed,
         predicted.slowest_step_s,
         predicted.late_replicas,
-        cluster.spare() / cluster.capacity,
+        spare_capacity(cluster) / cluster.capacity,
         cluster.conditions.slack / cluster.capacity,
         predicted.window.quantiles(now),
         reached,

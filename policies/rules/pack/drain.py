@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 
+from policies.cluster.capacity import closable
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
 from policies.plan import Reason
@@ -17,7 +18,7 @@ def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
     """
     cluster = seeker.cluster
     emptied = [r for r in cluster.hosts() if not r.requests]
-    while (capacity := cluster.closable(emptied, times)) >= 0:
+    while (capacity := closable(cluster, emptied, times)) >= 0:
         if (victim := _cheapest(seeker, most, victims, capacity)) is None:
             return
         _empty(seeker, victim, most)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from policies.cluster.capacity import may_close
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
@@ -82,7 +83,7 @@ class Pack:
             target = seeker.find(request) or _make_or_open(seeker, request, openings)
             if target is not None:
                 cluster.place(request, target)
-        if cluster.may_close(times=self.plenty):
+        if may_close(cluster, times=self.plenty):
             if not cluster.is_starting():
                 drain(seeker, self.drain_moves, self.victims, self.plenty)
         else:
@@ -102,7 +103,7 @@ class Pack:
             self.rest * cluster.conditions.lead,
         )
         comfort = round((growth - cluster.conditions.headroom) * requests / max(1, len(cluster.replicas)))
-        unused = not cluster.may_close()
+        unused = not may_close(cluster)
         return Seeker(
             cluster, comfort, self.reach, unused or cluster.conditions.slack > 0, unused, self.near, barred=barred
         )

@@ -20,6 +20,7 @@ from policies.decision.observation import ENGINE, PoolId
 from policies.decision.placement import Place, Queue
 from policies.decision.reports import Roster
 from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
+from policies.plan import Move, Open, Plan, Reason
 from tests.deployments.scheduler.fakes import FakeListing, Present, make_report
 from tests.deployments.scheduler.test_gatherer import Engines
 from tests.deployments.scheduler.test_scheduler import FakeScaler
@@ -96,3 +97,12 @@ async def test_a_pool_whose_replicas_are_silent_stops_no_other() -> None:
     silent.engines.answers[ReplicaId("a")] = "silent"
     loop = await epochs(silent, full)
     assert loop.ready.is_set() and full.ordered == [("c", "q", "d")]
+
+
+@pytest.mark.parametrize(("scales", "opened", "closed"), [(True, 1, ["d"]), (False, 0, [])])
+async def test_each_kind_of_action_has_its_executor(scales: bool, opened: int, closed: list[str]) -> None:
+    pool = Watched(ENGINE, 3, replica("c", s=20), replica("d"))
+    move = Move(RequestId("s"), ReplicaId("c"), ReplicaId("d"), Tokens(20), Reason.DRAIN, 1)
+    pool.live.carry_out(Plan.of((move,), opened=(Open(ReplicaId("e"), "n"),), closed=(ReplicaId("d"),)), scales)
+    await pool.live.gather()
+    assert (pool.ordered, pool.scaler.opened, pool.scaler.closed) == ([("c", "s", "d")], opened, closed)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.cluster.capacity import spare_capacity, total_demand
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.limits import LiveLimits, Terms
@@ -59,4 +60,4 @@ def test_replicas_are_opened_for_the_part_of_a_queue_that_others_cannot_serve_in
     cluster = made.memory.cluster
     # Requests stay for ten seconds, and may wait for sixty: a seventh of the queue has to have room at a time.
     assert sum(request.tokens for request in cluster.waiting.values()) == 56
-    assert (cluster.total(), cluster.spare()) == (97 + 8, 200 - 8)
+    assert (total_demand(cluster), spare_capacity(cluster)) == (97 + 8, 200 - 8)

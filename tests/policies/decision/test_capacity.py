@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.cluster.capacity import close_idle
 from policies.decision.limits import Limits, Terms, as_given
 from policies.decision.memory import PoolMemory
 from policies.model import Blocks, ReplicaId, Tokens
@@ -62,5 +63,5 @@ def test_a_closing_takes_the_replicas_own_capacity_away(capacity: int, slack: fl
     cluster = named("A: p40 | B:")
     replica(cluster, "B").capacity = Tokens(capacity)
     begin_epoch(cluster, Limits(slack=slack), 0.0)
-    cluster.close_idle(0.0, 0.0)
+    close_idle(cluster, 0.0, 0.0)
     assert (ReplicaId("B") not in cluster.replicas) is closes

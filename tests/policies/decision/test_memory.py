@@ -105,20 +105,20 @@ def test_a_target_that_takes_nothing_is_none(target: str) -> None:
 def test_a_queued_request_waits_and_has_a_home() -> None:
     made = seen(observed("a: p90 q30? | b:"))
     assert list(made.cluster.waiting) == ["q"]
-    assert (made.homes, made.leaving) == ({"q": "a"}, {})
+    assert (made.locations.homes, made.locations.leaving) == ({"q": "a"}, {})
 
 
 @pytest.mark.parametrize(("drawn", "waiting"), [("p70 q30? r10?", "r"), ("p71 q30? r10?", "q"), ("q30? r10?", "")])
 def test_what_is_queued_where_there_is_room_runs_there(drawn: str, waiting: str) -> None:
     made = seen(observed(f"a: {drawn} | b:"))
-    assert sorted(made.cluster.waiting) == list(waiting) == list(made.homes)
+    assert sorted(made.cluster.waiting) == list(waiting) == list(made.locations.homes)
     assert replica(made, "a").queued == len(waiting)
 
 
 def test_what_is_on_a_draining_replica_waits() -> None:
     made = seen(observed("a^: p40 q30? r10! | b:"))
     assert list(made.cluster.waiting) == ["p", "q"]
-    assert list(made.leaving) == ["p", "q"]
+    assert list(made.locations.leaving) == ["p", "q"]
     assert "a" not in made.cluster.replicas
 
 

@@ -76,7 +76,7 @@ def standing(memory: PoolMemory) -> dict[str, Any]:
         "unit": cluster._units,
         "roles": memory.learned.prefill_load,
         "paths": memory.learned.estimates._shared,
-        "next": (memory._stale, memory._expected, memory._closed),
+        "next": (memory.locations._stale, memory.locations._expected, memory.locations._closed),
     }
 
 

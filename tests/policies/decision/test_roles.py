@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.cluster.capacity import spare_capacity
 from policies.cluster.changes import Arrival
 from policies.cost.lines import Line
 from policies.cost.service import ServiceLevel
@@ -311,7 +312,7 @@ def test_room_for_prefills_is_no_room_for_what_decodes() -> None:
     made = watcher()
     made.least = 2
     made.decide(observed("a: | b: p50", most=9))
-    assert made.memory.cluster.spare() == 50
+    assert spare_capacity(made.memory.cluster) == 50
 
 
 # --- moves with placements ----------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_nothing_is_copied(why: str) -> None:
     kv = "another" if why == "caches differ" else "cache"
     made = memory({A: [950], C: [100]}, {A: PROMPT, C: []}, routing, copies=why != "off", kv=kv)
     if why == "a move is under way":
-        made.add_order(Move(RequestId("a0"), A, C, Tokens(950), Reason.MANUAL, 0, Path.KV), 0.0)
+        made.locations.add_order(Move(RequestId("a0"), A, C, Tokens(950), Reason.MANUAL, 0, Path.KV), 0.0)
     assert place(made, arrival(), 0.0) == Place(C, Matched(Tokens(100), Tokens(0)))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.cluster.capacity import close_idle, spare_capacity, total_demand
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import WINDOW_S, Demand
 from policies.decision.deciding import open_slack
@@ -18,7 +19,7 @@ def scaled(
     impose(cluster, min_replicas=least)
     begin_epoch(cluster, limits, now, demand)
     open_slack(cluster)
-    cluster.close_idle(now, limits.linger_s)
+    close_idle(cluster, now, limits.linger_s)
     settled(cluster)
     return picture(cluster)
 
@@ -44,7 +45,7 @@ def test_the_order_in_which_they_are_closed() -> None:
     impose(cluster, min_replicas=1)
     begin_epoch(cluster, limits, 0.0)
     open_slack(cluster)
-    cluster.close_idle(0.0, limits.linger_s)
+    close_idle(cluster, 0.0, limits.linger_s)
     assert cluster.settle().closed == ("C", "B")
 
 
@@ -110,7 +111,7 @@ def test_what_waits_takes_its_part_of_the_slack() -> None:
 def test_what_moves_away_leaves_room_for_the_slack() -> None:
     cluster = named("A: p60 | B: q50", holds=True)
     move(cluster, "p", "B")
-    assert cluster.spare() == 100
+    assert spare_capacity(cluster) == 100
 
 
 @pytest.mark.parametrize(
@@ -125,18 +126,18 @@ def test_what_moves_away_leaves_room_for_the_slack() -> None:
 def test_room_is_spare_on_what_is_up_or_will_be(state: ReplicaState, spare: int) -> None:
     cluster = named("A: p40 | B: q50")
     turn(cluster, replica(cluster, "B"), state)
-    assert cluster.spare() == spare
+    assert spare_capacity(cluster) == spare
 
 
 @pytest.mark.parametrize(("size", "spare"), [(70, 50), (71, 40)], ids=["C/8 or more", "less"])
 def test_room_is_spare_in_pieces_of(size: int, spare: int) -> None:
-    assert named(f"A: p40 | B: q{size}", capacity=80).spare() == spare
+    assert spare_capacity(named(f"A: p40 | B: q{size}", capacity=80)) == spare
 
 
 def test_total_is_what_runs_and_what_waits() -> None:
     cluster = named("A: p40 | B: q50", "s10")
     replica(cluster, "A").shared = -5
-    assert cluster.total() == 95
+    assert total_demand(cluster) == 95
 
 
 # --- demand -------------------------------------------------------------------------------------------

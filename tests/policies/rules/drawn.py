@@ -7,6 +7,7 @@ from string import ascii_lowercase
 
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.supply import Supply
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.rules.policy import Policy
@@ -16,7 +17,7 @@ from tests.policies.stepping import Events, step
 
 def drawn(text: str, capacity: int = 100, headroom: int = 0, limit: int | None = None) -> Cluster:
     """The cluster that the text draws; `limit` replicas more may be opened."""
-    cluster = Cluster(Tokens(capacity), supply=Supply(limit=limit), headroom=headroom)
+    cluster = Cluster(Tokens(capacity), Supply(limit=limit), EpochConditions(headroom))
     for name, sizes in zip(ascii_lowercase, text.split("|"), strict=False):
         replica = cluster.add_replica(ReplicaId(name), "node", Tokens(capacity))
         for number, size in enumerate(sizes.split()):

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
+from policies.cluster.conditions import EpochConditions
 from policies.cluster.replica import Replica, Request
 from policies.cluster.supply import Supply
 from policies.decision.limits import Limits
@@ -40,7 +41,7 @@ def cluster(
 
     Raises `ValueError` if the drawing cannot be read, or gives a request a class that its size does not have.
     """
-    made = Cluster(C, Supply(limit=more), headroom, holds=holds, starts_as=starts_as)
+    made = Cluster(C, Supply(limit=more), EpochConditions(headroom), holds=holds, starts_as=starts_as)
     for drawing in replicas.split("|") if replicas.strip() else ():
         name, _, requests = drawing.partition(":")
         name, _, node = name.strip().partition("@")

@@ -1,0 +1,90 @@
+"""Demand and spare capacity of a cluster, and the replicas that may close. Only `close_idle` changes the cluster."""
+
+from collections.abc import Collection
+from math import inf
+
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
+from policies.cost.service import SpeedLimit
+from policies.model import UP, Role
+
+
+def total_demand(cluster: Cluster) -> int:
+    """The demand of all requests in tokens, waiting ones included."""
+    return total_demand_at(cluster, cluster.conditions.speed, cluster.conditions.queue_share)
+
+
+def total_demand_at(cluster: Cluster, speed: SpeedLimit | None, queue_share: float) -> int:
+    """As `total_demand`, under another speed limit and another share of the waiting requests' sizes."""
+    on_replicas = sum(replica.demand_at(speed) for replica in cluster.replicas.values())
+    return on_replicas + _waiting_demand(cluster, speed, queue_share)
+
+
+def spare_capacity(cluster: Cluster) -> int:
+    """The free tokens after all starts and moves under way, less those for the waiting requests.
+
+    Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival. What prefill
+    replicas have free is of no use to a request that decodes.
+    """
+    hosts = (r for r in cluster.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
+    rooms = (replica.vacancy for replica in hosts)
+    free = sum(room for room in rooms if room * 8 >= cluster.capacity)
+    return free - _waiting_demand(cluster, cluster.conditions.speed, cluster.conditions.queue_share)
+
+
+def _waiting_demand(cluster: Cluster, speed: SpeedLimit | None, queue_share: float) -> int:
+    """The demand of the waiting requests in tokens."""
+    if speed is None:
+        return cluster.distinct(cluster.waiting.values())
+    shares = ((request.tokens, speed.share(1, request.tokens)) for request in cluster.waiting.values())
+    tokens = sum(max(tokens, round(cluster.capacity * share)) for tokens, share in shares)
+    return round(queue_share * tokens)
+
+
+def closable(cluster: Cluster, closing: Collection[Replica] = (), times: float = 1.0) -> float:
+    """The largest capacity, in tokens, of one replica that can close beside the `closing` ones without violating a
+    minimum or the slack, multiplied by `times`; below zero if none can.
+
+    A forecast is not multiplied: its spread is the margin.
+    """
+    conditions = cluster.conditions
+    if len(cluster.running()) - len(closing) <= max(conditions.min_replicas, conditions.level_replicas):
+        return -1.0
+    if not conditions.slack:
+        return inf
+    margin = 1.0 if conditions.is_forecast else times
+    return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - margin * conditions.slack
+
+
+def may_close(cluster: Cluster, times: float = 1.0) -> bool:
+    """True if a running replica can close: see `closable`."""
+    most = closable(cluster, times=times)
+    return most >= 0 and any(replica.capacity <= most for replica in cluster.running())
+
+
+def needed_replicas(cluster: Cluster) -> int:
+    """The number of running and starting replicas without the empty ones that can close, the youngest first.
+
+    Replicas that requests are leaving count as empty.
+    """
+    left, closing = closable(cluster), 0
+    most = len(cluster.running()) - max(cluster.conditions.min_replicas, cluster.conditions.level_replicas)
+    for replica in reversed(cluster.running()):
+        idle = not (replica.role is Role.PREFILL or replica.requests or replica.queued)
+        if idle and closing < most and replica.capacity <= left:
+            left -= replica.capacity
+            closing += 1
+    return cluster.up() - closing
+
+
+def close_idle(cluster: Cluster, now: float, linger_s: float) -> None:
+    """Close replicas that have been empty for `linger_s` seconds, the youngest first, if they are `closable`.
+
+    No replica is closed while another one is starting, nor one for prefills, which is empty between two of them.
+    """
+    cluster.note_idle(now)
+    for replica in reversed(cluster.running()):
+        idle_since = replica.idle_since
+        is_over = idle_since is not None and now - idle_since >= linger_s
+        if is_over and not cluster.is_starting() and replica.capacity <= closable(cluster):
+            cluster.close(replica)
