@@ -1,15 +1,19 @@
-"""Whoever only simulates or replays installs no engine, no cluster and no web server."""
+"""Whoever only simulates or replays installs no engine, no cluster and no web server.
+
+The load generator has the client of Mell's API from `app`, and nothing else.
+"""
 
 import subprocess
 import sys
 
-ABSENT = ("app", "cupy", "deployments", "fastapi", "ray", "starlette", "torch", "uvicorn", "vllm")
+ABSENT = ("cupy", "deployments", "fastapi", "ray", "starlette", "torch", "uvicorn", "vllm")
 
 IMPORT_ALL = f"""
 import importlib, pkgutil, sys, simulator
 for module in pkgutil.walk_packages(simulator.__path__, "simulator."):
     importlib.import_module(module.name)
-print(*sorted(sys.modules.keys() & {set(ABSENT)}))
+served = [name for name in sys.modules if name.startswith("app.") and not name.startswith("app.client")]
+print(*sorted(sys.modules.keys() & {set(ABSENT)}), *served)
 """
 
 

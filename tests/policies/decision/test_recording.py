@@ -1,11 +1,10 @@
 """Recordings: a plan has a member for each kind of action, and is read as it was written."""
 
 import json
-from pathlib import Path
 
-from deployments.scheduler.recording import Epoch, FileRecorder, read_recording
 from policies.decision.limits import Terms
 from policies.decision.observation import ENGINE, Observation
+from policies.decision.recording import Epoch, epoch_line, parse_recording, terms_line
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal, Reason
 
@@ -14,13 +13,10 @@ MOVE = Move(P, A, B, Tokens(30), Reason.DRAIN, 1)
 PLAN = Plan.of((MOVE,), (Placement(P, B),), (Eviction(P, A, Tokens(30)),), (P,), (Open(B, "n"),), (A,), (MOVE,))
 
 
-def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_was() -> None:
     epoch = Epoch((), Observation(1.0, ()), {ENGINE: (PLAN, Plan(proposed=Proposal(PLAN, (MOVE,), 2)))})
-    path = tmp_path / "epochs.jsonl"
-    recorder = FileRecorder(path, Terms())
-    recorder.record(epoch)
-    recorder.close()
-    (recorded, observing) = json.loads(path.read_text().splitlines()[1])["plans"][ENGINE]
+    line = epoch_line(epoch)
+    (recorded, observing) = json.loads(line)["plans"][ENGINE]
     assert list(recorded) == [
         "moves",
         "placements",
@@ -33,4 +29,4 @@ def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_
     ]
     assert (recorded["opened"], recorded["closed"]) == ([{"replica": "b", "node": "n"}], ["a"])
     assert observing["proposed"]["plan"] == recorded
-    assert list(read_recording(path)[1]) == [epoch]
+    assert list(parse_recording([terms_line(Terms()), line], "recorded")[1]) == [epoch]
