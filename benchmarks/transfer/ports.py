@@ -14,6 +14,7 @@ import torch
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments, Staging
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import Extent, ShardLayout
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.ports import Hosted, Slot
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
@@ -79,7 +80,9 @@ class Cache:
         self._missing = 0
         self._whole = asyncio.Event()
         self.links = None
-        self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES)
+        layers, heads, head_axis, dtype, order = self._layout.shape
+        shard = ShardLayout(Extent(0, layers), Extent(0, heads), BLOCK_SIZE, dtype, order, head_axis, BLOCK_BYTES)
+        self.fingerprint = Fingerprint("tiny", "fp32", BLOCK_SIZE, (shard,))
         self.gathers: list[Mark] = []
         """The beginnings of all gathers."""
 

@@ -24,7 +24,7 @@ from deployments.engine.port import (
     ProfileSession,
     Tie,
 )
-from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
+from deployments.engine.tokens import TokenSlots, token_layouts
 from migration.kv.cache_events import PoolContents
 from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
@@ -84,7 +84,8 @@ class PacedEngine:
         self.tasks: tuple[str, ...] = ("generate",)
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
         self.links = None
-        self.fingerprint = Fingerprint(f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES)
+        marks = f"paced|{model}|{pace.max_model_len}", f"paced|{size}"
+        self.fingerprint = Fingerprint(*marks, size, token_layouts(size))
         self._pace = pace
         self._costs = pace.costs
         self._scheduler = BatchScheduler(pace)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.core_messages import Prefilled, encode_logprobs
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import Extent, ShardLayout, heads_of
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from policies.model import Bytes
@@ -34,6 +35,12 @@ def pack(tokens: Sequence[int]) -> bytes:
 def unpack(held: bytes | memoryview) -> tuple[int, ...]:
     """The inverse of `pack`."""
     return struct.unpack(f"<{len(held) // TOKEN_BYTES}i", held)
+
+
+def token_layouts(block_size: int, workers: int = 1) -> tuple[ShardLayout, ...]:
+    """The shards of a block of packed tokens: its bytes take the place of heads."""
+    heads = (heads_of(rank, workers, block_size * TOKEN_BYTES) for rank in range(workers))
+    return tuple(ShardLayout(Extent(0, 1), own, block_size, "int32", "packed", 0, own.size) for own in heads)
 
 
 class ContextDigest:

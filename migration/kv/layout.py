@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
-from migration.kv.layers import Stack, as_words, dense, layers_of, runs, stack_rows
+from migration.kv.layers import Layer, Stack, as_words, dense, layers_of, runs, stack_rows
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import ShardShape
 
 
 class CacheLayout:
@@ -40,7 +41,7 @@ class CacheLayout:
             raise TransferFailed(f"the KV cache is on {len(devices)} devices")
         self._device = devices.pop()
         self._num_blocks = num_blocks
-        self._description = ";".join(layer.describe() for layer in layers)
+        self._shape = _shape(layers)
         on_gpu = self._device.type == "cuda" if for_gpu is None else for_gpu
         words = as_words([dense(layer.blocks) for layer in layers], widest=8 if on_gpu else 4)
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in words)
@@ -57,9 +58,10 @@ class CacheLayout:
         """The number of copies of one gather or scatter; on a GPU, kernels."""
         return len(self._stacks)
 
-    def describe(self) -> str:
-        """The types, shapes and axis orders of all layers, which must be equal in two caches that exchange blocks."""
-        return self._description
+    @property
+    def shape(self) -> ShardShape:
+        """The layers and heads that the cache holds of every block."""
+        return self._shape
 
     def gather(self, blocks: Sequence[int], out: Any) -> None:
         """Copy `blocks` of every layer into `out`: len(blocks) * block_bytes bytes of host or GPU memory.
@@ -135,6 +137,15 @@ class CacheLayout:
     def _settle(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _shape(layers: Sequence[Layer]) -> ShardShape:
+    """The shape of shards with these layers."""
+    layer, count = layers[0], len(layers)
+    if len({other.describe() for other in layers}) > 1 or layer.head_axis is None:
+        return ShardShape(count, 0, None, "", ";".join(other.describe() for other in layers))
+    head_axis = layer.head_axis - 1 if layer.heads > 1 else None
+    return ShardShape(count, layer.heads, head_axis, str(layer.blocks.dtype), layer.describe_head())
 
 
 def _flat(memory: Any, device: torch.device) -> torch.Tensor:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from migration.protocol.layouts import ShardLayout
 from migration.protocol.request import RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId
 from policies.plan import Path
@@ -43,20 +44,29 @@ class Fingerprint:
     """The properties that two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
 
     `model` names the weights by all that they follow from (files, revision, quantization, dtype), tokenizer and
-    version; `cache` adds the dtype of KV, block size and layout.
-    Each of the engine's `workers` holds a shard of every block, of `shard_bytes`.
+    version; `cache` adds the dtype of KV and the block size. It is empty if no blocks can be moved.
+    `layouts` are the shards of every block, by the ranks of the engine's workers. They may be unlike.
     """
 
     model: str
     cache: str
     block_size: int
-    shard_bytes: int
-    workers: int = 1
+    layouts: tuple[ShardLayout, ...]
+
+    @property
+    def workers(self) -> int:
+        """The number of the engine's workers."""
+        return len(self.layouts)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of the largest shard of a block."""
+        return max((layout.block_bytes for layout in self.layouts), default=0)
 
     @property
     def block_bytes(self) -> Bytes:
         """Bytes of a KV block: of its shards together."""
-        return Bytes(self.workers * self.shard_bytes)
+        return Bytes(sum(layout.block_bytes for layout in self.layouts))
 
 
 @dataclass(frozen=True, slots=True)

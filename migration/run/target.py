@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def agree(message: Prepare, own: Fingerprint) -> Path:
-    """How the request can come: by KV if the caches are alike, by tokens if only the models are.
+    """How the request can come: by KV if caches and layouts are alike, by tokens if only the models are.
 
     Raises:
         Refused: it cannot, or not by the path that was asked for.
@@ -41,7 +41,8 @@ def agree(message: Prepare, own: Fingerprint) -> Path:
         raise Refused("the replicas serve different models or versions", Cause.FINGERPRINT)
     if message.path is PathRequest.TOKENS:
         return Path.TOKENS
-    if message.fingerprint.cache and message.fingerprint.cache == own.cache:
+    theirs = message.fingerprint
+    if theirs.cache and (theirs.cache, theirs.layouts) == (own.cache, own.layouts):
         return Path.KV
     if message.path is PathRequest.KV:
         raise Refused("the replicas' KV caches differ; path tokens would work", Cause.FINGERPRINT)

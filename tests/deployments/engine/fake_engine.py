@@ -15,7 +15,7 @@ from deployments.engine.port import (
     ProfileSession,
     Tie,
 )
-from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
+from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, token_layouts, unpack
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, PoolContents
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
@@ -63,9 +63,8 @@ class FakeEngine:
         cache: str = "fake-cache",
         workers: int = 1,
     ) -> None:
-        shard_bytes = block_size * TOKEN_BYTES // workers
         self.links: WorkerLinks | None = None
-        self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, workers)
+        self.fingerprint = Fingerprint(model, cache, block_size, token_layouts(block_size, workers))
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),) * workers)
         self.max_context = Tokens(num_blocks * block_size)
         self.tasks: tuple[str, ...] = ("generate",)
@@ -100,7 +99,7 @@ class FakeEngine:
         self.holds: dict[str, bytes] = {}
         """The content of held blocks, packed, by the names of the holds."""
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._slots = TokenSlots(shard_bytes, workers)
+        self._slots = TokenSlots(self.fingerprint.shard_bytes, workers)
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""

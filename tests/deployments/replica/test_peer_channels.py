@@ -50,6 +50,7 @@ from policies.model import Blocks, Bytes, ReplicaId
 from policies.plan import Path
 from policies.prefix.copies import CopyReason
 from policies.prefix.evacuation import CachedContext
+from tests.migration.shards import shards
 
 OWN, OTHER = ReplicaId("own"), ReplicaId("other")
 SPEC = replace(
@@ -60,7 +61,8 @@ SPEC = replace(
 )
 ROUND = CopyRound("m", 1, Blocks(0), Blocks(9), 3, (5, 6))
 TAIL = Tail("m.tail", Blocks(9), 150)
-PREPARE = Prepare("m", SPEC, 3, 4, OWN, PathRequest.AUTO, Fingerprint("model", "cache", 16, 512, 2), (1, 2), ROUND)
+MARKS = Fingerprint("model", "cache", 16, shards(2, heads=2, block_size=16))
+PREPARE = Prepare("m", SPEC, 3, 4, OWN, PathRequest.AUTO, MARKS, (1, 2), ROUND)
 SHARDS = (Shard(SlotRef("/dev/shm/a", 64, 2**63), Bytes(7)), Shard(SlotRef("/dev/shm/b", 0, 1), Bytes(9)))
 CHUNK = Chunk("m", 1, Blocks(2), Blocks(4), SHARDS, ("a", "b"), TAIL)
 ORDER = CopyOrder("copy", SPEC, CopyReason.FETCH, (4,), 0.5)

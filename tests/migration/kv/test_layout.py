@@ -127,7 +127,7 @@ def test_cache_without_a_block_dimension_is_refused() -> None:
 
 def test_first_of_two_possible_block_dimensions_counts() -> None:
     layout = CacheLayout({"a": torch.zeros(BLOCKS, BLOCKS, 2)}, BLOCKS)
-    assert layout.describe() == f"torch.float32({BLOCKS}, 2)@(1, 2)"
+    assert layout.shape == (1, 0, None, "", f"torch.float32({BLOCKS}, 2)@(1, 2)")
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_first_of_two_possible_block_dimensions_counts() -> None:
     ],
     ids=["dimensions", "type", "number of layers", "shape of a block", "order in memory"],
 )
-def test_different_caches_have_different_descriptions(other: dict[str, torch.Tensor]) -> None:
-    assert CacheLayout(other, BLOCKS).describe() != CacheLayout(cache(BLOCK_FIRST, torch.float32), BLOCKS).describe()
+def test_different_caches_have_different_shapes(other: dict[str, torch.Tensor]) -> None:
+    assert CacheLayout(other, BLOCKS).shape != CacheLayout(cache(BLOCK_FIRST, torch.float32), BLOCKS).shape
 
 
-def test_number_of_blocks_is_not_in_the_description() -> None:
+def test_number_of_blocks_is_not_in_the_shape() -> None:
     small, large = cache((4, 2, 4, 3), torch.float32), cache((9, 2, 4, 3), torch.float32)
-    assert CacheLayout(small, 4).describe() == CacheLayout(large, 9).describe()
+    assert CacheLayout(small, 4).shape == CacheLayout(large, 9).shape
 
 
 # --- the layouts of vLLM's GPU backends ---------------------------------------------------------------
@@ -257,11 +257,11 @@ def test_staged_block_keeps_its_order_in_memory(name: str) -> None:
 
 
 @gpu_layouts
-def test_layouts_with_equal_shapes_have_different_descriptions(name: str) -> None:
+def test_orders_in_memory_are_in_the_shape(name: str) -> None:
     """With as many heads as tokens in a block, the layouts differ in their axis order only."""
-    described = CacheLayout(paged(name, BLOCKS, heads=4, tokens=4), BLOCKS).describe()
+    described = CacheLayout(paged(name, BLOCKS, heads=4, tokens=4), BLOCKS).shape
     other = "LBHNC" if "NHC" in name else "LBNHC"
-    assert described != CacheLayout(paged(other, BLOCKS, heads=4, tokens=4), BLOCKS).describe()
+    assert described != CacheLayout(paged(other, BLOCKS, heads=4, tokens=4), BLOCKS).shape
 
 
 def test_kernel_blocks_of_one_block_are_merged() -> None:
