@@ -44,7 +44,7 @@ from migration.kv.host.tiered import PinnedBlocks
 from migration.protocol.continuing import continued, holding, loading, plain_spec, rehearsing
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
-from migration.protocol.layouts import Extent, ShardLayout, ShardShape, heads_of
+from migration.protocol.layouts import Extent, Resharding, ShardLayout, ShardShape, heads_of
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
@@ -329,9 +329,11 @@ class VllmEngine:
         """The connector's parameter of a new request for the loads that it may find arrived but not cached."""
         return {"mell_filled": sorted(self._filled)} if self._filled else {}
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """See `Engine.put`."""
-        await self._blocks().scatter(load, first, last, slots)
+        await self._blocks().scatter(load, first, last, slots, cuts)
 
     @property
     def links(self) -> Copiers | None:
@@ -401,9 +403,9 @@ class VllmEngine:
         if self._copiers is not None:
             self._copiers.expect(tail)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """See `Engine.hold`."""
-        await self._blocks().hold(tail, slots)
+        await self._blocks().hold(tail, slots, cuts=cuts)
 
     def discard(self, tail: str) -> None:
         """See `Engine.discard`."""

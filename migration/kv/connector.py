@@ -510,6 +510,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             self.layout = CacheLayout(kv_caches, self.num_blocks)
             if self.layout.device.type == "cuda":
                 preload()
+            self.loads.cells = max(1, self.layout.shape.layers * self.layout.shape.heads)
             self.copier = Copier(self.layout, self.tables, self.loads, self.tails, self.halts)
         except (TransferFailed, OSError) as error:
             self.layout = None

@@ -146,6 +146,13 @@ class Stack(NamedTuple):
     bases: torch.Tensor | None = None
     stride: int = 1
 
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        if self.bases is not None:
+            return len(self.bases)
+        return self.tensor.shape[0] if self.axis else 1
+
     def places(self, blocks: torch.Tensor) -> torch.Tensor:
         """The indexes of `blocks`, layer by layer."""
         return blocks if self.bases is None else torch.add(self.bases, blocks, alpha=self.stride).view(-1)

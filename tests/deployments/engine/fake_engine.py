@@ -19,6 +19,7 @@ from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, ex
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, PoolContents
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
+from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
@@ -230,9 +231,11 @@ class FakeEngine:
             self._mirror(BlocksStored([name_of(digests(prefix, size)[-1])]))
             self.blocks_loaded += 1
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """See `Engine.put`."""
-        self._slots.put(load, first, last, slots)
+        self._slots.put(load, first, last, slots, cuts)
 
     async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather_tail`."""
@@ -273,9 +276,9 @@ class FakeEngine:
         """See `Engine.expect`."""
         self._slots.expect(tail)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """See `Engine.hold`."""
-        self._slots.hold(tail, self.fingerprint.block_size, slots)
+        self._slots.hold(tail, self.fingerprint.block_size, slots, cuts)
         self.blocks_loaded += tail.last(self.fingerprint.block_size) - tail.first
 
     def discard(self, tail: str) -> None:

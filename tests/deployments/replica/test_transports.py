@@ -82,7 +82,7 @@ def test_slots_fit_the_transport_and_the_device(name: str, count: int, on_gpu: b
 
 
 def test_sizes_of_slots_can_be_set() -> None:
-    cache = replace(CACHE, workers=4)
+    cache = replace(CACHE, layouts=4 * CACHE.layouts)
     assert size_slots(MigrationSettings(slots=7, slot_mib=3), cache, CONTEXT, True) == StagingSizes(4, 7, 3 * MIB)
 
 
