@@ -597,8 +597,10 @@ def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerpri
     model, cache = config.model_config, config.cache_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
     movable = all(worker["layout"] for worker in workers) and cache.enable_prefix_caching
-    layouts = _layouts(model, cache.block_size, workers if movable else (_NO_BLOCKS,) * len(workers))
-    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
+    speculative = getattr(config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    drafts = draft is not None and getattr(speculative, "method", None) != "ngram"
+    layouts = _layouts(model, cache.block_size, workers if movable else (_NO_BLOCKS,) * len(workers), drafts)
     kinds = (cache.cache_dtype, cache.block_size)
     # Digests, since fingerprints travel with every migration.
     values = (*_settings(cache, _KV_SETTINGS), *(() if draft is None else _weights(draft, config)))
@@ -612,20 +614,25 @@ def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerpri
     )
 
 
-def _layouts(model: Any, block_size: int, workers: Sequence[Mapping[str, Any]]) -> tuple[ShardLayout, ...]:
-    """The shards of all workers."""
+def _layouts(
+    model: Any, block_size: int, workers: Sequence[Mapping[str, Any]], drafts: bool
+) -> tuple[ShardLayout, ...]:
+    """The shards of all workers; if the engine `drafts`, with layers of another model."""
     total, count = model.get_total_num_kv_heads(), len(workers)
-    return tuple(_layout(worker, heads_of(rank, count, total), block_size) for rank, worker in enumerate(workers))
+    heads = [heads_of(rank, count, total) for rank in range(count)]
+    return tuple(_layout(worker, own, block_size, drafts) for worker, own in zip(workers, heads, strict=True))
 
 
 _NO_BLOCKS: Mapping[str, Any] = {"layout": (0, 0, None, "", ""), "quantized": False, "block_bytes": 0}
 """The description of a worker whose blocks are not moved."""
 
 
-def _layout(worker: Mapping[str, Any], heads: Extent, block_size: int) -> ShardLayout:
+def _layout(worker: Mapping[str, Any], heads: Extent, block_size: int, drafts: bool) -> ShardLayout:
     shape, whole = ShardShape(*worker["layout"]), ""
     if worker["quantized"]:
         whole = "its values have scales, which may be each worker's own"
+    elif drafts:
+        whole = "the heads of the draft model's layers may be divided otherwise"
     elif shape.heads != heads.size:
         whole = "the heads in its layers are not those of the model"
     # The description of layers that are unlike is long.

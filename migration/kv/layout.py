@@ -172,7 +172,7 @@ class CacheLayout:
         return heads.narrow(part.head_axis + 2, part.from_head, part.heads)
 
     def _axes(self, part: ShardPart, heads: int) -> list[int]:
-        """The shape of a block of a layer with so many heads, in words."""
+        """The shape of a block of a layer with that number of heads, in words."""
         sizes = list(self._cut_layer(self._layers[0], part).shape[1:])
         sizes[part.head_axis] = heads
         sizes[-1] = (

@@ -24,7 +24,7 @@ class Extent(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many there are; negative for none."""
+        """The length of the range; negative for none."""
         return self.last - self.first
 
     def meet(self, other: "Extent") -> "Extent":
@@ -116,7 +116,7 @@ class ShardPart(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What the target's worker of rank `worker` takes of the sent shard number `shard`; `part` None: all of it."""
+    """The part of the sent shard number `shard` that the target's worker of rank `worker` takes; None: all of it."""
 
     shard: int
     worker: int

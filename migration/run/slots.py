@@ -82,12 +82,12 @@ class Slots:
         return Blocks(max(0, self._part_stride(len(shards)) - HEADER) // max(shards))
 
     def _part_stride(self, shards: int) -> int:
-        """Bytes of each part of a slot, if one slot of each worker takes so many shards; of several, aligned ones."""
+        """Bytes of each part of a slot, if one slot of each worker takes `shards` shards; several parts are aligned."""
         size, parts = HEADER + self._slot_bytes, -(-shards // len(self.segments))
         return size if parts == 1 else size // parts // HEADER * HEADER
 
     def _split(self, slots: tuple[Slot, ...], shards: int) -> list[tuple[Staging, Slot]]:
-        """Parts of slots for so many shards, with their segments; shard i is with the worker of rank i or i - n, ..."""
+        """Parts of slots for `shards` shards, with their segments; shard i is in the slot of rank i modulo the workers."""
         stride, ranks = self._part_stride(shards), len(slots)
         return [
             (segment, segment.slot(slots[shard % ranks].offset + shard // ranks * stride, stride))
@@ -134,7 +134,7 @@ class Lease:
         self.end()
 
     def split(self, shards: int) -> list[Slot]:
-        """Parts of the slots, for the shards of so many workers of another replica."""
+        """Parts of the slots, one for each of `shards` shards of another replica's workers."""
         assert self._owner is not None, "a lease that has not ended"
         self._parts = self._owner._split(self.slots, shards)
         return [slot for _, slot in self._parts]

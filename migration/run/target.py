@@ -247,7 +247,7 @@ class TargetRun:
                 lease.end()
 
     def _receiving(self, lease: Lease | None, shards: int) -> Sequence[Slot | None]:
-        """The slots into which so many shards come."""
+        """The slots into which `shards` shards come."""
         if lease is None:
             return (None,) * shards
         return lease.slots if self._cuts is None else lease.split(shards)

@@ -454,6 +454,15 @@ def test_shards_that_cannot_be_cut_have_the_reason(heads: int, members: dict[str
     assert reason in shard.indivisible
 
 
+@pytest.mark.parametrize(("method", "indivisible"), [("ngram", False), ("eagle", True)])
+def test_shards_with_layers_of_a_draft_model_cannot_be_cut(method: str, indivisible: bool) -> None:
+    config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+    drafting = SimpleNamespace(method=method, draft_model_config=config.model_config)
+    object.__setattr__(config, "speculative_config", drafting)
+    (shard,) = _fingerprint(config, [described(1, heads=2)]).layouts
+    assert bool(shard.indivisible) is indivisible
+
+
 def fingerprint(model: str = MODEL, **kwargs: Any) -> Fingerprint:
     return _fingerprint(engine_args(model, {"dtype": "float32", **kwargs}).create_engine_config(USAGE), [described(1)])
 
