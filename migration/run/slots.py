@@ -87,7 +87,7 @@ class Slots:
         return size if parts == 1 else size // parts // HEADER * HEADER
 
     def _split(self, slots: tuple[Slot, ...], shards: int) -> list[tuple[Staging, Slot]]:
-        """Parts of slots for `shards` shards, with their segments; shard i is in the slot of rank i modulo the workers."""
+        """Parts of slots for `shards` shards, with their segments; the shards take the ranks in turn."""
         stride, ranks = self._part_stride(shards), len(slots)
         return [
             (segment, segment.slot(slots[shard % ranks].offset + shard // ranks * stride, stride))
