@@ -14,6 +14,7 @@ import torch
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments, Staging
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import Extent, Resharding, ShardLayout
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.ports import Hosted, Slot
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
@@ -79,7 +80,9 @@ class Cache:
         self._missing = 0
         self._whole = asyncio.Event()
         self.links = None
-        self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES)
+        layers, heads, head_axis, dtype, order = self._layout.shape
+        shard = ShardLayout(Extent(0, layers), Extent(0, heads), BLOCK_SIZE, dtype, order, head_axis, BLOCK_BYTES)
+        self.fingerprint = Fingerprint("tiny", "fp32", BLOCK_SIZE, (shard,))
         self.gathers: list[Mark] = []
         """The beginnings of all gathers."""
 
@@ -111,7 +114,9 @@ class Cache:
         self._whole.clear()
         await self._whole.wait()
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """See `BlockStore.put`; works like `Copier`."""
         (slot,) = slots
         await self._in_worker(lambda: self._put(first, last, slot))
@@ -128,7 +133,7 @@ class Cache:
         """See `BlockStore.gather_tail`; no migration here comes to its tail."""
         raise NotImplementedError
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """See `BlockStore.hold`; no migration here comes to its tail."""
         raise NotImplementedError
 

@@ -24,10 +24,11 @@ from deployments.engine.port import (
     ProfileSession,
     Tie,
 )
-from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
+from deployments.engine.tokens import TokenSlots, token_layouts
 from migration.kv.cache_events import PoolContents
 from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
+from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
@@ -84,7 +85,8 @@ class PacedEngine:
         self.tasks: tuple[str, ...] = ("generate",)
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
         self.links = None
-        self.fingerprint = Fingerprint(f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES)
+        marks = f"paced|{model}|{pace.max_model_len}", f"paced|{size}"
+        self.fingerprint = Fingerprint(*marks, size, token_layouts(size))
         self._pace = pace
         self._costs = pace.costs
         self._scheduler = BatchScheduler(pace)
@@ -206,9 +208,11 @@ class PacedEngine:
             raise TransferFailed(f"no room for {last - first} blocks")
         self.blocks_loaded += loaded
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """See `Engine.put`."""
-        self._slots.put(load, first, last, slots)
+        self._slots.put(load, first, last, slots, cuts)
 
     async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather_tail`."""
@@ -246,9 +250,9 @@ class PacedEngine:
         """See `Engine.expect`."""
         self._slots.expect(tail)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """See `Engine.hold`."""
-        self._slots.hold(tail, self._pace.block_size, slots)
+        self._slots.hold(tail, self._pace.block_size, slots, cuts)
         self.blocks_loaded += tail.last(self._pace.block_size) - tail.first
 
     def discard(self, tail: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.core_messages import Prefilled, encode_logprobs
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import Extent, Resharding, ShardLayout, heads_of
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from policies.model import Bytes
@@ -34,6 +35,12 @@ def pack(tokens: Sequence[int]) -> bytes:
 def unpack(held: bytes | memoryview) -> tuple[int, ...]:
     """The inverse of `pack`."""
     return struct.unpack(f"<{len(held) // TOKEN_BYTES}i", held)
+
+
+def token_layouts(block_size: int, workers: int = 1) -> tuple[ShardLayout, ...]:
+    """The shards of a block of packed tokens: its bytes take the place of heads."""
+    heads = (heads_of(rank, workers, block_size * TOKEN_BYTES) for rank in range(workers))
+    return tuple(ShardLayout(Extent(0, 1), own, block_size, "int32", "packed", 0, own.size) for own in heads)
 
 
 class ContextDigest:
@@ -131,25 +138,25 @@ class TokenSlots:
         """The number of a load's blocks that have not arrived; None without such a load."""
         return self._loads[load].missing if load in self._loads else None
 
-    def put(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> None:
-        """Copy staged blocks [first, last) into a load.
+    def put(self, load: str, first: int, last: int, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
+        """Copy staged blocks [first, last) into a load; with `cuts`, of slots of an engine with other workers.
 
         Raises:
             TransferFailed: the load has ended, or a slot does not carry its ticket.
         """
         if load not in self._loads:
             raise TransferFailed("the load has ended")
-        self._loads[load].put(first, self._read(slots, last - first))
+        self._loads[load].put(first, self._read(slots, last - first, cuts))
 
     def expect(self, tail: str) -> None:
         """Let a tail be held, until `take` or `discard`."""
         self._expected.add(tail)
 
-    def hold(self, tail: Tail, block_size: int, slots: Sequence[SlotRef]) -> None:
+    def hold(self, tail: Tail, block_size: int, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """Copy a staged tail into memory. Raises TransferFailed if it is not expected, or a slot has another ticket."""
         if tail.name not in self._expected:
             raise TransferFailed("the tail is not expected")
-        held = self._read(slots, tail.last(block_size) - tail.first)
+        held = self._read(slots, tail.last(block_size) - tail.first, cuts)
         self._tails[tail.name] = held[: (tail.tokens - tail.first * block_size) * TOKEN_BYTES]
 
     def take(self, tail: Tail | None) -> bytes:
@@ -166,11 +173,26 @@ class TokenSlots:
         """The number of held tails."""
         return len(self._tails)
 
-    def _read(self, slots: Sequence[SlotRef], count: int) -> bytes:
+    def _read(self, slots: Sequence[SlotRef], count: int, cuts: Resharding | None) -> bytes:
         """`count` blocks, put together from the workers' shards."""
+        if cuts is not None:
+            return self._read_cut(slots, count, cuts)
         size = self._shard_bytes
         shards = [bytes(self._segments.payload(slot, count * size)) for slot in slots]
         return b"".join(shard[i * size : (i + 1) * size] for i in range(count) for shard in shards)
+
+    def _read_cut(self, slots: Sequence[SlotRef], count: int, cuts: Resharding) -> bytes:
+        size = self._shard_bytes
+        block = self._workers * size
+        read = bytearray(count * block)
+        for cut in cuts.cuts:
+            part, staged = cut.part, size if cut.part is None else cut.part.staged_heads
+            shard = bytes(self._segments.payload(slots[cut.shard], count * staged))
+            begin, to, width = (part.from_head, part.to_head, part.heads) if part is not None else (0, 0, size)
+            for i in range(count):
+                place = i * block + cut.worker * size + to
+                read[place : place + width] = shard[i * staged + begin : i * staged + begin + width]
+        return bytes(read)
 
     def write(self, slots: Sequence[Slot], held: bytes, checked: bool = False) -> list[Shard]:
         """Write blocks into a slot of each worker, the last one padded if it is not full; `checked`: with checksums.

@@ -44,6 +44,7 @@ from migration.kv.host.tiered import PinnedBlocks
 from migration.protocol.continuing import continued, holding, loading, plain_spec, rehearsing
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
+from migration.protocol.layouts import Extent, Resharding, ShardLayout, ShardShape, heads_of
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
@@ -328,9 +329,11 @@ class VllmEngine:
         """The connector's parameter of a new request for the loads that it may find arrived but not cached."""
         return {"mell_filled": sorted(self._filled)} if self._filled else {}
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """See `Engine.put`."""
-        await self._blocks().scatter(load, first, last, slots)
+        await self._blocks().scatter(load, first, last, slots, cuts)
 
     @property
     def links(self) -> Copiers | None:
@@ -400,9 +403,9 @@ class VllmEngine:
         if self._copiers is not None:
             self._copiers.expect(tail)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """See `Engine.hold`."""
-        await self._blocks().hold(tail, slots)
+        await self._blocks().hold(tail, slots, cuts=cuts)
 
     def discard(self, tail: str) -> None:
         """See `Engine.discard`."""
@@ -593,19 +596,49 @@ def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerpri
     """
     model, cache = config.model_config, config.cache_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
-    layouts = [worker["layout"] for worker in workers]
-    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
-    kinds = (cache.cache_dtype, cache.block_size, len(workers))
-    # Digests, since every worker lists all its layers, and fingerprints travel with every migration.
-    values = (*layouts, *_settings(cache, _KV_SETTINGS), *(() if draft is None else _weights(draft, config)))
-    movable = all(layouts) and cache.enable_prefix_caching
+    movable = all(worker["layout"] for worker in workers) and cache.enable_prefix_caching
+    speculative = getattr(config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    drafts = draft is not None and getattr(speculative, "method", None) != "ngram"
+    layouts = _layouts(model, cache.block_size, workers if movable else (_NO_BLOCKS,) * len(workers), drafts)
+    kinds = (cache.cache_dtype, cache.block_size)
+    # Digests, since fingerprints travel with every migration.
+    values = (*_settings(cache, _KV_SETTINGS), *(() if draft is None else _weights(draft, config)))
+    # Shards that cannot be cut are part of the kind of cache, for whoever predicts which replicas exchange blocks.
+    values += tuple(f"{rank}/{len(workers)}={shard.order}" for rank, shard in enumerate(layouts) if shard.indivisible)
     return Fingerprint(
         model="|".join(map(str, (*names, _digest(_weights(model, config))))),
         cache="|".join(map(str, (*kinds, _digest(values)))) if movable else "",
         block_size=cache.block_size,
-        shard_bytes=max(worker["block_bytes"] for worker in workers) if movable else 0,
-        workers=len(workers),
+        layouts=layouts,
     )
+
+
+def _layouts(
+    model: Any, block_size: int, workers: Sequence[Mapping[str, Any]], drafts: bool
+) -> tuple[ShardLayout, ...]:
+    """The shards of all workers; if the engine `drafts`, with layers of another model."""
+    total, count = model.get_total_num_kv_heads(), len(workers)
+    heads = [heads_of(rank, count, total) for rank in range(count)]
+    return tuple(_layout(worker, own, block_size, drafts) for worker, own in zip(workers, heads, strict=True))
+
+
+_NO_BLOCKS: Mapping[str, Any] = {"layout": (0, 0, None, "", ""), "quantized": False, "block_bytes": 0}
+"""The description of a worker whose blocks are not moved."""
+
+
+def _layout(worker: Mapping[str, Any], heads: Extent, block_size: int, drafts: bool) -> ShardLayout:
+    shape, whole = ShardShape(*worker["layout"]), ""
+    if worker["quantized"]:
+        whole = "its values have scales, which may be each worker's own"
+    elif drafts:
+        whole = "the heads of the draft model's layers may be divided otherwise"
+    elif shape.heads != heads.size:
+        whole = "the heads in its layers are not those of the model"
+    # The description of layers that are unlike is long.
+    order = shape.order if shape.heads else _digest((shape.order,))
+    layers = Extent(0, shape.layers)
+    return ShardLayout(layers, heads, block_size, shape.dtype, order, shape.head_axis, worker["block_bytes"], whole)
 
 
 _MODEL_SETTINGS = (

@@ -165,7 +165,7 @@ request. The path of a move changes only its time:
 
 | Path | Requests |
 |---|---|
-| KV blocks | text and media, on engines that [move by KV](limits.md#what-moves-how), with equal caches |
+| KV blocks | text and media, on engines that [move by KV](limits.md#what-moves-how), with alike caches |
 | tokens, the target prefills | all others; those for which it is faster; all whose replica died |
 | none | [immovable requests](#immovable-requests); requests of one token, such as those of a beam search |
 

@@ -222,6 +222,12 @@ def _is_movable(spec: "KVCacheSpec") -> bool:
     return plain and spec.tokens_per_state == 1
 
 
+def is_quantized(groups: "Sequence[KVCacheGroupSpec]") -> bool:
+    """True if KV has scales: with each worker of several, they may be of its own heads."""
+    specs = (spec for group in groups for spec in iter_layer_specs(group.kv_cache_spec))
+    return any(getattr(spec, "kv_quant_mode", KVQuantMode.NONE) is not KVQuantMode.NONE for spec in specs)
+
+
 def why_unmirrored(groups: "Sequence[KVCacheGroupSpec]") -> str | None:
     """The reason why the events of a cache with these groups do not show which prefixes it has; None if they do.
 
@@ -248,6 +254,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self.num_blocks: int = kv_cache_config.num_blocks
         self.unmovable = why_unmovable(kv_cache_config.kv_cache_groups)
         self.unmirrored = why_unmirrored(kv_cache_config.kv_cache_groups)
+        self.quantized = is_quantized(kv_cache_config.kv_cache_groups)
         self._workers: int = vllm_config.parallel_config.world_size
         # scheduler side
         self._keyed: dict[str, _KeyedRequest] = {}
@@ -503,6 +510,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             self.layout = CacheLayout(kv_caches, self.num_blocks)
             if self.layout.device.type == "cuda":
                 preload()
+            self.loads.cells = max(1, self.layout.shape.layers * self.layout.shape.heads)
             self.copier = Copier(self.layout, self.tables, self.loads, self.tails, self.halts)
         except (TransferFailed, OSError) as error:
             self.layout = None

@@ -18,14 +18,30 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Layer(NamedTuple):
-    """One layer's cache as [B, ...], its other axes in memory order; `order` gives their positions in vLLM's view."""
+    """One layer's cache as [B, ...], its other axes in memory order; `order` gives their positions in vLLM's view.
+
+    `head_axis` is the axis of `blocks` that counts KV heads; None if none does, or if single heads are not contiguous.
+    """
 
     blocks: torch.Tensor
     order: tuple[int, ...]
+    head_axis: int | None = None
+
+    @property
+    def heads(self) -> int:
+        """The number of KV heads; 0 if it is not known."""
+        return 0 if self.head_axis is None else self.blocks.shape[self.head_axis]
 
     def describe(self) -> str:
-        """The layer's type, shape and axis order, which must be equal in two caches that exchange blocks."""
+        """The layer's type, shape and axis order."""
         return f"{self.blocks.dtype}{tuple(self.blocks.shape[1:])}@{self.order}"
+
+    def describe_head(self) -> str:
+        """The shape and axis order of one head."""
+        assert self.head_axis is not None
+        shape, order = list(self.blocks.shape[1:]), list(self.order)
+        del shape[self.head_axis - 1], order[self.head_axis - 1]
+        return f"{tuple(shape)}@{tuple(order)}"
 
 
 def layers_of(caches: Mapping[str, torch.Tensor], num_blocks: int) -> list[Layer]:
@@ -54,7 +70,15 @@ def _layer(name: str, cache: torch.Tensor, num_blocks: int) -> Layer:
         # Kernel blocks: vLLM's view splits a block into several adjacent ones (create_kv_cache_views).
         cache = cache.unflatten(0, (num_blocks, -1))
     others = sorted((d for d in range(cache.dim()) if d != dim), key=cache.stride, reverse=True)
-    return Layer(cache.permute(dim, *others), tuple(others))
+    return Layer(cache.permute(dim, *others), tuple(others), _head_axis(cache, dim, others))
+
+
+def _head_axis(cache: torch.Tensor, block_dim: int, others: Sequence[int]) -> int | None:
+    """The axis that counts heads once blocks come first: those of vLLM's view [B, H, N, C], or [B, K, H, N, C]."""
+    heads = cache.dim() - 3
+    if block_dim != 0 or heads < 1 or others[-1] == heads:
+        return None
+    return 1 + others.index(heads)
 
 
 def _block_dim(name: str, cache: torch.Tensor, num_blocks: int) -> int:
@@ -121,6 +145,13 @@ class Stack(NamedTuple):
     axis: int
     bases: torch.Tensor | None = None
     stride: int = 1
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        if self.bases is not None:
+            return len(self.bases)
+        return self.tensor.shape[0] if self.axis else 1
 
     def places(self, blocks: torch.Tensor) -> torch.Tensor:
         """The indexes of `blocks`, layer by layer."""

@@ -11,6 +11,9 @@ of them. On a CPU they are one tensor of rows, each a block of a layer, since to
 element there (measured: 300 times slower). Words have 4 bytes there, since torch copies 8-byte words at half the
 speed (measured, torch 2.13).
 
+A cache of unlike heads takes a part of the staged bytes (`ShardPart`), which it reads where they lie: the staged shard
+is [L, blocks, ...] of whole layers, and its heads are one of the other axes.
+
 One operation per copy matters on a CPU. Each operation gives the interpreter's lock away, and the copier shares it with
 the thread that runs the engine's steps: on a busy machine, each operation more may wait for milliseconds.
 """
@@ -21,8 +24,9 @@ from typing import Any
 
 import torch
 
-from migration.kv.layers import Stack, as_words, dense, layers_of, runs, stack_rows
+from migration.kv.layers import Layer, Stack, as_words, dense, layers_of, runs, stack_rows
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import ShardPart, ShardShape
 
 
 class CacheLayout:
@@ -40,12 +44,13 @@ class CacheLayout:
             raise TransferFailed(f"the KV cache is on {len(devices)} devices")
         self._device = devices.pop()
         self._num_blocks = num_blocks
-        self._description = ";".join(layer.describe() for layer in layers)
-        on_gpu = self._device.type == "cuda" if for_gpu is None else for_gpu
-        words = as_words([dense(layer.blocks) for layer in layers], widest=8 if on_gpu else 4)
-        self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in words)
-        found = runs(words)
-        self._stacks = [Stack(run, 1) for run in found] if on_gpu else [s for run in found for s in stack_rows(run)]
+        self._shape = _shape(layers)
+        self._layers = layers
+        self._on_gpu = self._device.type == "cuda" if for_gpu is None else for_gpu
+        self._stacks = self._stacked([layer.blocks for layer in layers], self._word)
+        self.block_bytes: int = sum(layer.blocks[0].numel() * layer.blocks.element_size() for layer in layers)
+        self._parts: dict[ShardPart, list[Stack]] = {}
+        """The cells that parts of shards fill, as far as parts have come."""
 
     @property
     def device(self) -> torch.device:
@@ -53,13 +58,24 @@ class CacheLayout:
         return self._device
 
     @property
+    def _word(self) -> int:
+        """The most bytes that are copied as one value."""
+        return 8 if self._on_gpu else 4
+
+    def _stacked(self, layers: Sequence[torch.Tensor], widest: int) -> list[Stack]:
+        """Layers [B, ...], as they are copied."""
+        found = runs(as_words([dense(layer) for layer in layers], widest))
+        return [Stack(run, 1) for run in found] if self._on_gpu else [s for run in found for s in stack_rows(run)]
+
+    @property
     def kernels(self) -> int:
         """The number of copies of one gather or scatter; on a GPU, kernels."""
         return len(self._stacks)
 
-    def describe(self) -> str:
-        """The types, shapes and axis orders of all layers, which must be equal in two caches that exchange blocks."""
-        return self._description
+    @property
+    def shape(self) -> ShardShape:
+        """The layers and heads that the cache holds of every block."""
+        return self._shape
 
     def gather(self, blocks: Sequence[int], out: Any) -> None:
         """Copy `blocks` of every layer into `out`: len(blocks) * block_bytes bytes of host or GPU memory.
@@ -106,6 +122,81 @@ class CacheLayout:
             # The allocator of the copier's stream must not give the memory to somebody else before the copy is made.
             source.record_stream(torch.cuda.current_stream(source.device))
 
+    def scatter_part(self, blocks: Sequence[int], staged_count: int, skip: int, source: Any, part: ShardPart) -> None:
+        """Like `scatter`, of a `part` of `staged_count` staged blocks of a worker with other layers or heads."""
+        if skip < 0 or skip + len(blocks) > staged_count:
+            raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
+        index = self._index(blocks)
+        staged = self._part_of(source, staged_count, part)[:, skip : skip + len(blocks)]
+        try:
+            first = 0
+            for stack in self._part_stacks(part):
+                values = staged[first : first + stack.layers].reshape(stack.staged_shape(len(blocks)))
+                stack.tensor.index_copy_(stack.axis, stack.places(index), values.to(stack.tensor.device))
+                first += stack.layers
+        finally:
+            self._settle()
+
+    def take_part(self, staged_count: int, source: Any, part: ShardPart, taken: torch.Tensor) -> None:
+        """Copy a `part` of `staged_count` staged blocks to its place in `taken`, which is as a result of `take`.
+
+        Returns when they have been read. Raises TransferFailed as `scatter` does.
+        """
+        staged = self._part_of(source, staged_count, part)
+        whole = taken.view(staged.dtype).view(self._shape.layers, staged_count, *self._axes(part, self._shape.heads))
+        to = whole.narrow(0, part.to_layer, part.layers).narrow(part.head_axis + 2, part.to_head, part.heads)
+        to.copy_(staged)
+        self._settle()
+
+    def new_taken(self, count: int) -> torch.Tensor:
+        """Memory for `take_part`, of `count` blocks."""
+        return torch.empty(count * self.block_bytes, dtype=torch.uint8, device=self._device)
+
+    def staged_bytes(self, part: ShardPart) -> int:
+        """Bytes of a block in the staged shard that `part` is of. Raises TransferFailed if the cache cannot be cut."""
+        shape = self._shape
+        if (
+            not shape.heads
+            or max(part.to_layer + part.layers - shape.layers, part.to_head + part.heads - shape.heads) > 0
+        ):
+            raise TransferFailed(f"the KV cache has no such part: {part}")
+        return self.block_bytes // (shape.layers * shape.heads) * part.staged_cells
+
+    def _part_of(self, memory: Any, count: int, part: ShardPart) -> torch.Tensor:
+        """A part of `count` staged blocks of another worker, as words [layers, count, ...]."""
+        if len(memory) != count * self.staged_bytes(part):
+            raise TransferFailed(f"{len(memory)} bytes are not {count} blocks of {self.staged_bytes(part)}")
+        words = _flat(memory, self._device).view(self._part_stacks(part)[0].tensor.dtype)
+        whole = words.view(part.staged_layers, count, *self._axes(part, part.staged_heads))
+        heads = whole.narrow(0, part.from_layer, part.layers)
+        return heads.narrow(part.head_axis + 2, part.from_head, part.heads)
+
+    def _axes(self, part: ShardPart, heads: int) -> list[int]:
+        """The shape of a block of a layer with that number of heads, in words."""
+        sizes = list(self._cut_layer(self._layers[0], part).shape[1:])
+        sizes[part.head_axis] = heads
+        sizes[-1] = (
+            sizes[-1] * self._layers[0].blocks.element_size() // self._part_stacks(part)[0].tensor.element_size()
+        )
+        return sizes
+
+    def _part_stacks(self, part: ShardPart) -> list[Stack]:
+        """The cells that a part fills, as they are copied."""
+        if part not in self._parts:
+            layers = self._layers[part.to_layer : part.to_layer + part.layers]
+            cut = [
+                self._cut_layer(layer, part).narrow(part.head_axis + 1, part.to_head, part.heads) for layer in layers
+            ]
+            # The innermost axis of a staged shard, too, has to be whole words.
+            content = cut[0].shape[-1] * cut[0].element_size()
+            self._parts[part] = self._stacked(cut, math.gcd(self._word, content))
+        return self._parts[part]
+
+    def _cut_layer(self, layer: Layer, part: ShardPart) -> torch.Tensor:
+        """A layer with its heads on the part's axis: with one head, it may be on any other."""
+        assert layer.head_axis is not None, "a part of a cache with heads"
+        return layer.blocks.movedim(layer.head_axis, part.head_axis + 1)
+
     def take(self, source: Any) -> torch.Tensor:
         """A copy of staged bytes in memory of the cache's device, for `place`. Returns when they have been read."""
         taken = _flat(source, self._device).to(self._device, copy=True)
@@ -135,6 +226,15 @@ class CacheLayout:
     def _settle(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _shape(layers: Sequence[Layer]) -> ShardShape:
+    """The shape of shards with these layers."""
+    layer, count = layers[0], len(layers)
+    if len({other.describe() for other in layers}) > 1 or layer.head_axis is None:
+        return ShardShape(count, 0, None, "", ";".join(other.describe() for other in layers))
+    head_axis = layer.head_axis - 1 if layer.heads > 1 else None
+    return ShardShape(count, layer.heads, head_axis, str(layer.blocks.dtype), layer.describe_head())
 
 
 def _flat(memory: Any, device: torch.device) -> torch.Tensor:

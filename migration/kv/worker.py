@@ -21,9 +21,9 @@ class MellWorker:
     """The Worker's model runner."""
 
     def mell_describe(self) -> dict[str, Any]:
-        """The cache's layout, the copier's address, and the process ids.
+        """The cache's `ShardShape` ("layout"), the copier's address, and the process ids.
 
-        If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason; in
+        If blocks cannot be moved, the layout is None, there is no copier, and "unsupported" has the reason; in
         "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
         of n tokens hold n / block size blocks only if the cache is "plain". "host_blocks" are those for which a tier of
         host memory has room, 0 without one. An engine of a pooling model has no connector at all.
@@ -38,7 +38,8 @@ class MellWorker:
         connector.runner = self.model_runner
         layout = connector.layout
         return {
-            "layout": layout.describe() if layout else "",
+            "layout": list(layout.shape) if layout else None,
+            "quantized": connector.quantized,
             "block_bytes": layout.block_bytes if layout else 0,
             "num_blocks": connector.num_blocks,
             "plain": connector.unmovable is None,
@@ -51,7 +52,8 @@ class MellWorker:
 
 
 _WITHOUT_CONNECTOR: dict[str, Any] = {
-    "layout": "",
+    "layout": None,
+    "quantized": False,
     "block_bytes": 0,
     "num_blocks": 1,
     "plain": True,

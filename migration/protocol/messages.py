@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from migration.protocol.layouts import Resharding, ShardLayout
 from migration.protocol.request import RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId
 from policies.plan import Path
@@ -43,20 +44,29 @@ class Fingerprint:
     """The properties that two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
 
     `model` names the weights by all that they follow from (files, revision, quantization, dtype), tokenizer and
-    version; `cache` adds the dtype of KV, block size and layout.
-    Each of the engine's `workers` holds a shard of every block, of `shard_bytes`.
+    version; `cache` adds the dtype of KV and the block size. It is empty if no blocks can be moved.
+    `layouts` are the shards of every block, by the ranks of the engine's workers. They may be unlike.
     """
 
     model: str
     cache: str
     block_size: int
-    shard_bytes: int
-    workers: int = 1
+    layouts: tuple[ShardLayout, ...]
+
+    @property
+    def workers(self) -> int:
+        """The number of the engine's workers."""
+        return len(self.layouts)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of the largest shard of a block."""
+        return max((layout.block_bytes for layout in self.layouts), default=0)
 
     @property
     def block_bytes(self) -> Bytes:
         """Bytes of a KV block: of its shards together."""
-        return Bytes(self.workers * self.shard_bytes)
+        return Bytes(sum(layout.block_bytes for layout in self.layouts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +156,9 @@ class Prepared:
 
     It has the first `present` full blocks of the context already, as far as it knows: these need not be sent. Those
     that it has lost meanwhile it computes. If its workers read staging slots of the same node, `workers` are their
-    addresses, in the order of their ranks.
+    addresses, in the order of their ranks. If they hold other layers or heads than the source's, `cuts` are the parts
+    of the source's shards that they take. Its staging slots take chunks of at most `chunk` blocks; None: of any number.
+    `reason` is why blocks cannot come, if the source would send them.
 
     Without a message for `lease_s` seconds the target frees all that it holds.
     """
@@ -155,6 +167,9 @@ class Prepared:
     lease_s: float
     workers: tuple[str, ...] = ()
     present: Blocks = Blocks(0)
+    cuts: Resharding | None = None
+    chunk: Blocks | None = None
+    reason: str = ""
 
 
 def tail_name(migration: str) -> str:
@@ -173,8 +188,9 @@ class Chunk:
 
     With a `tail`, the blocks are this one's, and belong to no round.
 
-    Shards and channels are in the order of the workers' ranks: the shard of a rank goes through the channel of the same
-    rank, to the worker of the same rank.
+    Shards and channels are in the order of the ranks of the workers that send: the shard of a rank goes through the
+    channel of the same rank. The worker of the same rank takes it or, if the layouts are unlike, those whose
+    `Prepared.cuts` are of it.
     """
 
     migration: str

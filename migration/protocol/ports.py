@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from migration.protocol.core_messages import Prefilled
+from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
@@ -141,7 +142,7 @@ class WorkerLinks(Protocol):
     """The addresses of the workers, in the order of their ranks."""
 
     async def reach(self, addresses: Sequence[str]) -> bool:
-        """Connect to these workers of another engine; False unless they are on this node, as many as this engine's."""
+        """Connect to these workers of another engine; False unless they are on this node."""
         ...
 
     async def send(
@@ -153,9 +154,11 @@ class WorkerLinks(Protocol):
         blocks: Blocks,
         load: str,
         addresses: Sequence[str],
+        cuts: Resharding | None = None,
     ) -> Bytes:
         """Copy full blocks [first, last) of a running request into a load of the workers at `addresses`.
 
+        Each shard goes to the worker of the same rank or, with `cuts`, to those that take a part of it.
         They pass through `slots`, each of which is one per worker, for `blocks` blocks. Returns the bytes copied, once
         the other workers have them or do not need them. Cancelled, it returns only once the slots are not used any
         more.
@@ -165,7 +168,9 @@ class WorkerLinks(Protocol):
         """
         ...
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str]) -> None:
+    async def hold(
+        self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str], cuts: Resharding | None = None
+    ) -> None:
         """As `BlockStore.hold`, of the workers at `addresses`, which have been reached and expect the tail."""
         ...
 
@@ -250,8 +255,12 @@ class BlockStore(Protocol):
         """
         ...
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """Copy staged blocks [first, last) of the context into the load `load`, which has been called and not ended.
+
+        There is a slot per worker or, with `cuts`, per sent shard of another engine, of which workers take parts.
 
         Raises:
             TransferFailed: a slot has another ticket, or the load ended, for any worker.
@@ -274,8 +283,10 @@ class BlockStore(Protocol):
         """Let the workers hold the tail of this name, once, or until `discard`."""
         ...
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """Copy a staged tail into memory of the workers, for the request that will be added with it.
+
+        The slots are as in `put`.
 
         Raises:
             TransferFailed: a slot has another ticket, or the tail is not expected, for any worker.
@@ -361,7 +372,7 @@ class Transport(Protocol):
         ...
 
     def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
-        """Name of the next transfer between the slots of two workers, of equal rank in source and target.
+        """Name of the next transfer of a shard, from the source's worker of this rank to a slot of the target.
 
         Both ends make the transfers of a rank in the order of these calls.
         """

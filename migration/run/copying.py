@@ -7,13 +7,17 @@ are free slots.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from migration.concurrency import gather
-from migration.protocol.messages import Chunk, CopyRound, Shard, Tail, load_name, tail_name
+from migration.protocol.layouts import Resharding
+from migration.protocol.messages import Chunk, CopyRound, Prepared, Shard, Tail, load_name, tail_name
 from migration.protocol.ports import Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
 from policies.model import Blocks, Bytes
+
+T = TypeVar("T")
 
 
 class BlockCopy:
@@ -35,11 +39,19 @@ class BlockCopy:
         self._world = world
         self._rounds = 0
         self._workers: tuple[str, ...] = ()
+        self._cuts: Resharding | None = None
+        self._limit: Blocks | None = None
         self.held: Tail | None = None
         self._unconfirmed: tuple[CopyRound, asyncio.Task[None]] | None = None
         """The newest round, whose blocks the target's workers have, and the target's confirmation of it."""
         self._pushed: Chunk | None = None
         """The newest chunk of a round that has not ended well."""
+
+    @property
+    def chunk(self) -> Blocks:
+        """The most blocks of a chunk, or of a tail."""
+        own = self._world.slots.blocks(self._world.blocks.fingerprint.shard_bytes)
+        return own if self._limit is None else min(own, self._limit)
 
     def begin(self, outputs: int) -> None:
         """The target has the first `outputs` output tokens."""
@@ -50,9 +62,10 @@ class BlockCopy:
         self._rounds += 1
         return CopyRound(self._migration, self._rounds, first, last, self.confirmed, outputs[self.confirmed :])
 
-    async def reach(self, workers: tuple[str, ...]) -> None:
-        """Have the workers send the blocks to the target's, at these addresses, if they can."""
-        links = self._world.blocks.links
+    async def take_answer(self, prepared: Prepared) -> None:
+        """Cut shards and size chunks as the target wants; have the workers send blocks to its own, if they can."""
+        self._cuts, self._limit = prepared.cuts, prepared.chunk
+        links, workers = self._world.blocks.links, prepared.workers
         if workers and links is not None and self._world.transport.direct and await links.reach(workers):
             self._workers = workers
 
@@ -122,10 +135,10 @@ class BlockCopy:
         world = self._world
         lease = await self._lease()
         try:
-            shards = await world.blocks.gather_tail(self._key, tail, lease.slots)
+            shards = self._of_senders(await world.blocks.gather_tail(self._key, tail, lease.slots))
             staged.set()
             if self._workers and (links := world.blocks.links) is not None:
-                await links.hold(tail, [shard.slot for shard in shards], self._workers)
+                await links.hold(tail, [shard.slot for shard in shards], self._workers, self._cuts)
                 self.sent = Bytes(self.sent + sum(shard.size for shard in shards))
                 return
             chunk = self._chunk(self._rounds, tail.first, tail.last(world.blocks.fingerprint.block_size), shards, tail)
@@ -161,13 +174,13 @@ class BlockCopy:
     async def _send(self, planned: CopyRound) -> None:
         world, links = self._world, self._world.blocks.links
         assert links is not None
-        size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
-        load = load_name(planned.migration, planned.number)
+        size, load = self.chunk, load_name(planned.migration, planned.number)
         with contextlib.ExitStack() as leases:
             slots = [leases.enter_context(await world.slots.lease())]
             while len(slots) * size < planned.last - planned.first and (spare := world.slots.lease_spare()):
                 slots.append(leases.enter_context(spare))
-            sent = await links.send(self._key, planned.first, planned.last, slots, size, load, self._workers)
+            blocks = self._key, planned.first, planned.last
+            sent = await links.send(*blocks, slots, size, load, self._workers, self._cuts)
         self.sent = Bytes(self.sent + sent)
 
     async def _push_all(self, planned: CopyRound) -> None:
@@ -187,9 +200,7 @@ class BlockCopy:
 
     async def _gather_all(self, planned: CopyRound, pushes: asyncio.TaskGroup) -> None:
         """Gather a round's chunks one after another, and begin to push each."""
-        world = self._world
-        size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
-        for low, high in _pieces(planned.first, planned.last, size):
+        for low, high in _pieces(planned.first, planned.last, self.chunk):
             lease = await self._lease()
             try:
                 chunk = await self._gather(planned.number, low, high, lease.slots)
@@ -207,12 +218,17 @@ class BlockCopy:
 
     async def _gather(self, number: int, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
         shards = await self._world.blocks.gather(self._key, first, last, slots)
-        return self._chunk(number, first, last, shards)
+        return self._chunk(number, first, last, self._of_senders(shards))
+
+    def _of_senders(self, of_ranks: Sequence[T]) -> Sequence[T]:
+        """The values of the workers whose shards are sent."""
+        return of_ranks if self._cuts is None else [of_ranks[rank] for rank in self._cuts.senders]
 
     def _chunk(
         self, number: int, first: Blocks, last: Blocks, shards: Sequence[Shard], tail: Tail | None = None
     ) -> Chunk:
-        world, ranks = self._world, range(len(shards))
+        world = self._world
+        ranks = self._of_senders(range(world.blocks.fingerprint.workers))
         return Chunk(
             migration=self._migration,
             round=number,
@@ -240,7 +256,7 @@ class BlockCopy:
 
     async def _send_chunk(self, chunk: Chunk, slots: Sequence[Slot]) -> None:
         """Send all shards of a chunk. The first failure fails the chunk, once the other sends have ended."""
-        transfers = zip(chunk.channels, slots, chunk.shards, strict=True)
+        transfers = zip(chunk.channels, self._of_senders(slots), chunk.shards, strict=True)
         await gather([self._world.transport.send(channel, slot, shard.size) for channel, slot, shard in transfers])
 
 

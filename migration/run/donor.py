@@ -209,7 +209,7 @@ class DonorRun:
                 first_round=first_round,
             )
         )
-        await self._copy.reach(prepared.workers)
+        await self._copy.take_answer(prepared)
         self._present = min(prepared.present, self._held)
         self._round = first_round.without(self._present)
         return DonorEvent.ALL_PRESENT if self._round is None else DonorEvent.ACCEPTED

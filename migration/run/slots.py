@@ -7,7 +7,7 @@ from migration.kv.staging import HEADER, HostSegment, Staging
 from migration.protocol.errors import TransferTimeout
 from migration.protocol.ports import Slot
 from policies.causes import Cause
-from policies.model import Blocks
+from policies.model import Blocks, Bytes
 
 
 class Slots:
@@ -77,6 +77,24 @@ class Slots:
         """Lease a slot of each worker if more than half of them are free now."""
         return Lease(self, self._free.get_nowait()) if self.in_use < len(self._slots) // 2 else None
 
+    def blocks_received(self, shards: Sequence[Bytes]) -> Blocks:
+        """The number of KV blocks that one slot of each worker takes from other workers, with `shards` of a block."""
+        return Blocks(max(0, self._part_stride(len(shards)) - HEADER) // max(shards))
+
+    def _part_stride(self, shards: int) -> int:
+        """Bytes of each part of a slot, if one slot of each worker takes `shards` shards; several parts are aligned."""
+        size, parts = HEADER + self._slot_bytes, -(-shards // len(self.segments))
+        return size if parts == 1 else size // parts // HEADER * HEADER
+
+    def _split(self, slots: tuple[Slot, ...], shards: int) -> list[tuple[Staging, Slot]]:
+        """Parts of slots for `shards` shards, with their segments; the shards take the ranks in turn."""
+        stride, ranks = self._part_stride(shards), len(slots)
+        return [
+            (segment, segment.slot(slots[shard % ranks].offset + shard // ranks * stride, stride))
+            for shard in range(shards)
+            for segment in [self.segments[shard % ranks]]
+        ]
+
     def _free_slots(self, slots: tuple[Slot, ...], to_send: bool) -> None:
         """Mark slots as free; their content is void from now on."""
         if to_send:
@@ -107,6 +125,7 @@ class Lease:
         self.slots = slots
         self._owner: Slots | None = owner
         self._to_send = to_send
+        self._parts: list[tuple[Staging, Slot]] = []
 
     def __enter__(self) -> tuple[Slot, ...]:
         return self.slots
@@ -114,10 +133,18 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def split(self, shards: int) -> list[Slot]:
+        """Parts of the slots, one for each of `shards` shards of another replica's workers."""
+        assert self._owner is not None, "a lease that has not ended"
+        self._parts = self._owner._split(self.slots, shards)
+        return [slot for _, slot in self._parts]
+
     def end(self) -> None:
         """Free the slots."""
         owner, self._owner = self._owner, None
         if owner is not None:
+            for segment, part in self._parts:
+                segment.stamp(part.offset, 0)
             owner._free_slots(self.slots, self._to_send)
 
     def end_with(self, task: "asyncio.Task[None]") -> None:

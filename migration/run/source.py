@@ -356,7 +356,7 @@ class SourceRun:
             )
         )
         self._lease_s = prepared.lease_s
-        await self._copy.reach(prepared.workers)
+        await self._copy.take_answer(prepared)
         # The newest full block of the target may be one that this context has not filled yet.
         self._progress = Progress.beginning(min(prepared.present, self._full(snapshot)))
         if self._first_round is not None:
@@ -364,7 +364,7 @@ class SourceRun:
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._cause = Cause.FINGERPRINT
-                self._detours.append("target cannot take KV blocks")
+                self._detours.append(f"target cannot take KV blocks: {prepared.reason}")
             self._path = Path.TOKENS
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_KV if snapshot.decodes else await self._begin_following()
@@ -458,8 +458,7 @@ class SourceRun:
         target's first step.
         """
         world, marks, context = self._world, self._world.blocks.fingerprint, self._hosted().context
-        most = world.slots.blocks(marks.shard_bytes)
-        blocks = tail_blocks(self._progress, context, marks.block_size, world.limits.copy, most)
+        blocks = tail_blocks(self._progress, context, marks.block_size, world.limits.copy, self._copy.chunk)
         if not blocks:
             await self._copy.finish()
             await self._token(world.host.next_output)

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from typing import NamedTuple
 
 from migration.concurrency import gather
 from migration.protocol.errors import Refused, TransferFailed
+from migration.protocol.layouts import Resharding, reshard
 from migration.protocol.messages import (
     Adopt,
     Chunk,
@@ -19,33 +21,55 @@ from migration.protocol.messages import (
     load_name,
     tail_name,
 )
-from migration.protocol.ports import BlockStore, TargetHost, Transport
+from migration.protocol.ports import BlockStore, Slot, TargetHost, Transport
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables import target
 from migration.protocol.tables.target import TargetCommand, TargetEvent, TargetState
-from migration.run.slots import Slots
+from migration.run.slots import Lease, Slots
 from policies.causes import Cause
-from policies.model import Blocks, RequestId, Tokens
+from policies.model import Blocks, Bytes, RequestId, Tokens
 from policies.plan import Path
 
 log = logging.getLogger(__name__)
 
 
-def agree(message: Prepare, own: Fingerprint) -> Path:
+class Agreement(NamedTuple):
+    """How a request comes, and the cuts of shards that this takes; by tokens only, for a `reason`."""
+
+    path: Path
+    cuts: Resharding | None = None
+    reason: str = ""
+
+
+def agree(message: Prepare, own: Fingerprint) -> Agreement:
     """How the request can come: by KV if the caches are alike, by tokens if only the models are.
+
+    Layouts may be unlike, as far as shards can be cut.
 
     Raises:
         Refused: it cannot, or not by the path that was asked for.
     """
-    if message.fingerprint.model != own.model:
+    theirs = message.fingerprint
+    if theirs.model != own.model:
         raise Refused("the replicas serve different models or versions", Cause.FINGERPRINT)
     if message.path is PathRequest.TOKENS:
-        return Path.TOKENS
-    if message.fingerprint.cache and message.fingerprint.cache == own.cache:
-        return Path.KV
-    if message.path is PathRequest.KV:
-        raise Refused("the replicas' KV caches differ; path tokens would work", Cause.FINGERPRINT)
-    return Path.TOKENS
+        return Agreement(Path.TOKENS)
+    try:
+        return Agreement(Path.KV, _cuts(theirs, own))
+    except TransferFailed as error:
+        if message.path is PathRequest.KV:
+            raise Refused(f"{error}; path tokens would work", Cause.FINGERPRINT) from error
+        return Agreement(Path.TOKENS, reason=str(error))
+
+
+def _cuts(theirs: Fingerprint, own: Fingerprint) -> Resharding | None:
+    """How their shards become those here. Raises TransferFailed if blocks cannot come."""
+    if not theirs.cache or not own.cache:
+        raise TransferFailed("the KV blocks of one of the replicas cannot be moved")
+    cuts = reshard(theirs.layouts, own.layouts)
+    if theirs.cache != own.cache:
+        raise TransferFailed("the replicas' KV caches differ")
+    return cuts
 
 
 class TargetRun:
@@ -69,6 +93,8 @@ class TargetRun:
         self._lease_s = lease_s
         self._on_end = on_end
         self._session = target.new_session()
+        self._cuts: Resharding | None = None
+        """The parts of the source's shards that the workers here take; None: the layouts are equal."""
         self._outputs = list(message.outputs)
         self._room = Tokens(0)
         """The room that the host keeps for the request."""
@@ -116,7 +142,7 @@ class TargetRun:
             raise
 
     def _prepare(self) -> Prepared:
-        path = agree(self._message, self._blocks.fingerprint)
+        path, self._cuts, reason = self._agreed()
         self._room = self._host.accept(self._message)
         self.post(TargetEvent.PREPARE_FITS)
         present = Blocks(0)
@@ -129,7 +155,26 @@ class TargetRun:
                 # The engine admits the load while the source gathers.
                 self._first_round = self._start(self._load(lacking))
         links = self._blocks.links if self._transport.direct else None
-        return Prepared(path, self._lease_s, links.addresses if links is not None else (), present)
+        workers = links.addresses if links is not None else ()
+        return Prepared(path, self._lease_s, workers, present, self._cuts, self._chunk(), reason)
+
+    def _agreed(self) -> Agreement:
+        """As `agree`; blocks also have to fit into a slot."""
+        agreed = agree(self._message, self._blocks.fingerprint)
+        self._cuts = agreed.cuts
+        if self._chunk() != 0:
+            return agreed
+        reason = "a block of the source's workers does not fit into a staging slot here"
+        if self._message.path is PathRequest.KV:
+            raise Refused(f"{reason}; path tokens would work", Cause.FINGERPRINT)
+        return Agreement(Path.TOKENS, reason=reason)
+
+    def _chunk(self) -> Blocks | None:
+        """The number of blocks of a chunk for which there is room in the slots that receive it."""
+        if self._cuts is None or self._transport.shares_slots:
+            return None
+        layouts = self._message.fingerprint.layouts
+        return self._slots.blocks_received([Bytes(layouts[rank].block_bytes) for rank in self._cuts.senders])
 
     async def load(self, message: CopyRound) -> None:
         """Load a round of blocks. Raises TransferFailed; the migration goes on without them."""
@@ -186,12 +231,12 @@ class TargetRun:
 
     async def _put(self, chunk: Chunk) -> None:
         lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
-        slots = lease.slots if lease is not None else (None,) * len(chunk.shards)
         try:
+            slots = self._receiving(lease, len(chunk.shards))
             transfers = zip(chunk.channels, chunk.shards, slots, strict=True)
             staged = await gather([self._transport.receive(c, s.slot, s.size, slot) for c, s, slot in transfers])
             if chunk.tail is not None:
-                await self._blocks.hold(chunk.tail, staged)
+                await self._blocks.hold(chunk.tail, staged, self._cuts)
                 return
             async with self._rounds:
                 # A chunk may overtake the message that begins its round.
@@ -201,12 +246,19 @@ class TargetRun:
             if lease is not None:
                 lease.end()
 
+    def _receiving(self, lease: Lease | None, shards: int) -> Sequence[Slot | None]:
+        """The slots into which `shards` shards come."""
+        if lease is None:
+            return (None,) * shards
+        return lease.slots if self._cuts is None else lease.split(shards)
+
     async def _put_staged(self, chunk: Chunk, staged: Sequence[SlotRef]) -> None:
         """Put a chunk into its load, unless that ended without it: the cache may have held these blocks before."""
         try:
             if chunk.round <= self._ended:
                 raise TransferFailed("the round has ended")
-            await self._blocks.put(load_name(chunk.migration, chunk.round), chunk.first, chunk.last, staged)
+            load = load_name(chunk.migration, chunk.round)
+            await self._blocks.put(load, chunk.first, chunk.last, staged, self._cuts)
         except TransferFailed:
             if chunk.round > self._loaded:
                 raise

@@ -59,7 +59,7 @@ def test_gpu_stages_the_bytes_that_a_cpu_stages(name: str) -> None:
     )
     layout.gather(ids, expected)
     there.gather(ids, slot)
-    assert there.kernels == 1 and there.describe() == layout.describe()
+    assert there.kernels == 1 and there.shape == layout.shape
     assert slot.get().tobytes() == bytes(expected)
 
 

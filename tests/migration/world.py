@@ -91,6 +91,7 @@ class Replica:
         transport: Transport,
         lease_s: float,
         limits: MigrationLimits,
+        slot_blocks: int = SLOT_BLOCKS,
     ) -> None:
         self.id = ReplicaId(name)
         self.engine = engine
@@ -100,7 +101,7 @@ class Replica:
         self.outboxes = Outboxes(clock)
         self.host = RequestHost(engine, self.outboxes, clock, lambda: self.room)
         workers = engine.fingerprint.workers
-        self.slots = Slots(2, SLOT_BLOCKS * engine.fingerprint.shard_bytes, [HostSegment.create] * workers)
+        self.slots = Slots(2, slot_blocks * engine.fingerprint.shard_bytes, [HostSegment.create] * workers)
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
         self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), lease_s)
@@ -220,6 +221,7 @@ def make_pair(
     cache_b: str = "fake-cache",
     workers: int = 1,
     workers_b: int | None = None,
+    slot_blocks: int = SLOT_BLOCKS,
 ) -> Pair:
     """Two replicas whose streams are read; the engines' knobs are on `pair.a.engine`."""
     cluster: dict[ReplicaId, Replica] = {}
@@ -228,7 +230,7 @@ def make_pair(
         "b": FakeEngine(step_s, model=model_b, cache=cache_b, workers=workers_b or workers),
     }
     for name, engine in engines.items():
-        replica = Replica(name, cluster, engine, transport or SharedSlots(), lease_s, limits)
+        replica = Replica(name, cluster, engine, transport or SharedSlots(), lease_s, limits, slot_blocks)
         cluster[replica.id] = replica
     pair = Pair(cluster[ReplicaId("a")], cluster[ReplicaId("b")])
     pair.readers = [asyncio.create_task(pair.read(r)) for r in (pair.a, pair.b)]

@@ -34,10 +34,12 @@ from migration.kv.copier.wire import (
     Sent,
     StopCall,
     TailHeld,
+    Taker,
     decode,
 )
 from migration.kv.copier.wire import encode as encoded
 from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
+from migration.protocol.layouts import Resharding, ShardPart
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from policies.model import Bytes
@@ -92,29 +94,32 @@ class CopierClient:
         return reply.tokens
 
     async def send(
-        self, key: str, first: int, last: int, slots: Sequence[Slot], blocks: int, load: str, address: str
+        self, key: str, first: int, last: int, slots: Sequence[Slot], blocks: int, load: str, takers: Sequence[Taker]
     ) -> Bytes:
-        """Copy full blocks [first, last) of the running request `key` into a load of the worker at `address`.
+        """Copy full blocks [first, last) of the running request `key` into a load of the workers `takers`.
 
         They pass through `slots` of one segment, each of which holds `blocks` blocks. Returns the bytes transferred
         (headers included). Cancelled, it returns only once the slots are no longer used.
 
         Raises:
             BlocksGone: the request holds no blocks.
-            TransferFailed: a block is not full, or the other worker cannot be reached, or failed.
+            TransferFailed: a block is not full, or another worker cannot be reached, or failed.
         """
         number, offsets = next(self._numbers), [slot.offset for slot in slots]
-        reply = await self._call(SendCall(number, key, first, last, slots[0].segment, offsets, blocks, address, load))
+        call = SendCall(number, key, first, last, slots[0].segment, offsets, blocks, list(takers), load)
+        reply = await self._call(call)
         assert isinstance(reply, Sent)
         return Bytes(reply.size)
 
-    async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> None:
+    async def scatter(self, load: str, first: int, last: int, slot: SlotRef, part: ShardPart | None = None) -> None:
         """Copy staged blocks [first, last) of a load into the cache, as soon as vLLM has admitted it.
+
+        With a `part`, the blocks are staged as another worker's shard.
 
         Raises:
             LoadOver: the load has ended.
         """
-        call = ScatterCall(next(self._numbers), load, first, last, slot.segment, slot.offset, slot.ticket)
+        call = ScatterCall(next(self._numbers), load, first, last, slot.segment, slot.offset, slot.ticket, part)
         reply = await self._call(call)
         assert isinstance(reply, Scattered)
 
@@ -149,10 +154,13 @@ class CopierClient:
         """Let a tail be held once, or until `discard`."""
         self._writer.write(encoded(ExpectTail(tail)))
 
-    async def hold(self, tail: str, blocks: int, slot: SlotRef) -> None:
-        """Copy staged blocks into the worker's memory, under the name `tail`, which its replica expects."""
+    async def hold(self, tail: str, blocks: int, slot: SlotRef, part: ShardPart | None = None) -> None:
+        """Copy staged blocks into the worker's memory, under the name `tail`, which its replica expects.
+
+        With a `part`, the blocks are staged as another worker's shard.
+        """
         reply = await self._call(
-            HoldTailCall(next(self._numbers), tail, blocks, slot.segment, slot.offset, slot.ticket)
+            HoldTailCall(next(self._numbers), tail, blocks, slot.segment, slot.offset, slot.ticket, part)
         )
         assert isinstance(reply, TailHeld)
 
@@ -220,7 +228,8 @@ class CopierClient:
 class Copiers:
     """The copiers of all workers of one engine, in the order of their ranks.
 
-    Every worker copies its shard of the blocks. A call that fails at one worker fails, once it has ended at the others.
+    Every worker copies its shard of the blocks, or its parts of other shards, if the workers of the other engine hold
+    other heads (`Resharding`). A call that fails at one worker fails, once it has ended at the others.
     """
 
     def __init__(self, clients: Sequence[CopierClient], addresses: Sequence[str], block_size: int) -> None:
@@ -258,8 +267,6 @@ class Copiers:
 
     async def reach(self, addresses: Sequence[str]) -> bool:
         """See `WorkerLinks.reach`."""
-        if len(addresses) != len(self._clients):
-            return False
         self._peers = {key: peer for key, peer in self._peers.items() if not peer.closed}
         if tuple(addresses) not in self._peers:
             with contextlib.suppress(OSError):
@@ -277,15 +284,22 @@ class Copiers:
         blocks: int,
         load: str,
         addresses: Sequence[str],
+        cuts: Resharding | None = None,
     ) -> Bytes:
         """See `WorkerLinks.send`."""
-        ranks = zip(self._clients, zip(*slots, strict=True), addresses, strict=True)
-        return Bytes(sum(await gather([c.send(key, first, last, s, blocks, load, a) for c, s, a in ranks])))
+        of_ranks = list(zip(*slots, strict=True))
+        sent = [
+            self._clients[rank].send(key, first, last, of_ranks[rank], blocks, load, takers)
+            for rank, takers in _takers(addresses, cuts)
+        ]
+        return Bytes(sum(await gather(sent)))
 
-    async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> None:
-        """See `CopierClient.scatter`; each worker has a slot of its own."""
-        pairs = zip(self._clients, slots, strict=True)
-        await gather([client.scatter(load, first, last, slot) for client, slot in pairs])
+    async def scatter(
+        self, load: str, first: int, last: int, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
+        """See `CopierClient.scatter`; each worker has a slot of its own, or takes its `cuts` of the sent shards."""
+        taken = _taken(self._clients, slots, cuts)
+        await gather([client.scatter(load, first, last, slot, part) for client, slot, part in taken])
 
     async def held(self, hold: str) -> int:
         """See `CopierClient.held`."""
@@ -314,12 +328,14 @@ class Copiers:
         for client in self._clients:
             client.expect(tail)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str] = ()) -> None:
+    async def hold(
+        self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str] = (), cuts: Resharding | None = None
+    ) -> None:
         """See `CopierClient.hold` and `WorkerLinks.hold`; without `addresses`, of this engine's own workers."""
         holders = self._peers[tuple(addresses)] if addresses else self
         blocks = tail.last(self._block_size) - tail.first
-        pairs = zip(holders._clients, slots, strict=True)
-        await gather([client.hold(tail.name, blocks, slot) for client, slot in pairs])
+        taken = _taken(holders._clients, slots, cuts)
+        await gather([client.hold(tail.name, blocks, slot, part) for client, slot, part in taken])
 
     def discard(self, tail: str) -> None:
         """See `CopierClient.discard`."""
@@ -341,3 +357,22 @@ class Copiers:
             client.close()
         for peer in self._peers.values():
             peer.close()
+
+
+def _takers(addresses: Sequence[str], cuts: Resharding | None) -> list[tuple[int, list[Taker]]]:
+    """The ranks that send shards to the workers at `addresses`, and the takers of each."""
+    if cuts is None:
+        return [(rank, [Taker(address)]) for rank, address in enumerate(addresses)]
+    return [
+        (rank, [Taker(addresses[cut.worker], cut.part) for cut in cuts.taken(shard)])
+        for shard, rank in enumerate(cuts.senders)
+    ]
+
+
+def _taken(
+    clients: Sequence[CopierClient], slots: Sequence[SlotRef], cuts: Resharding | None
+) -> list[tuple[CopierClient, SlotRef, ShardPart | None]]:
+    """The workers that take sent shards, and the parts that each takes."""
+    if cuts is None:
+        return [(client, slot, None) for client, slot in zip(clients, slots, strict=True)]
+    return [(clients[cut.worker], slots[cut.shard], cut.part) for cut in cuts.cuts]

@@ -5,8 +5,9 @@ it gathers blocks of running requests into staging slots, scatters staged blocks
 copies the tails of requests that are about to come into memory of the worker. `tables` defines the blocks that it may
 touch, and why no step touches them meanwhile. On a GPU, copies run in a stream of their own.
 
-Between engines of one node, it sends blocks to the other engine's copier by itself (`sending`), so that no process but
-the two workers has a part in the copying.
+Between engines of one node, it sends blocks to the other engine's copiers by itself (`sending`), so that no process but
+the workers has a part in the copying. If the other engine's workers hold other heads, each takes its part of the staged
+blocks; without such parts, copies are of whole blocks, in one pass.
 
 Each worker has a copier, so a replica with several workers has several. An exception in this thread never reaches the
 engine: a call that fails is answered with its error.
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 import torch
 
 from migration.kv.copier.sending import Part, Sending
-from migration.kv.copier.tables import BlockLoads, BlockTables
+from migration.kv.copier.tables import BlockLoads, BlockTables, Parts
 from migration.kv.copier.wire import (
     Call,
     CallFailed,
@@ -62,6 +63,7 @@ from migration.kv.device import use
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import BlocksGone, LoadOver, MigrationError, TransferFailed
+from migration.protocol.layouts import ShardPart
 from migration.protocol.messages import SlotRef
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,8 @@ class Copier:
         self._halts = halts
         self._expected: set[str] = set()
         """Names of tails that may be held, once each."""
+        self._partial_tails: dict[str, tuple[torch.Tensor, Parts]] = {}
+        """Tails of which parts have arrived, by their names."""
         self._segments = Segments()
         self._waiting: list[tuple[_Connection, WaitingCall]] = []
         self._sendings: list[tuple[_Connection, Sending]] = []
@@ -215,6 +219,7 @@ class Copier:
                 connection.reply(self._hold(call))
             case DiscardTail(tail):
                 self._expected.discard(tail)
+                self._partial_tails.pop(tail, None)
                 self._tails.pop(tail, None)
             case HaltRun(key):
                 self._halts.append(key)
@@ -273,13 +278,33 @@ class Copier:
         try:
             if call.tail not in self._expected:
                 raise TransferFailed("the tail is not expected: the target has given the migration up")
-            held = self._layout.take(self._segments.payload(slot, call.blocks * self._layout.block_bytes))
-            self._segments.check(slot)
+            if call.part is not None:
+                held = self._hold_part(call, slot, call.part)
+            else:
+                held = self._layout.take(self._segments.payload(slot, call.blocks * self._layout.block_bytes))
+                self._segments.check(slot)
         except Exception as error:
             return _failed(call.number, error)
-        self._expected.discard(call.tail)
-        self._tails[call.tail] = held
+        if held is not None:
+            self._expected.discard(call.tail)
+            self._tails[call.tail] = held
         return TailHeld(call.number)
+
+    def _hold_part(self, call: HoldTailCall, slot: SlotRef, part: ShardPart) -> torch.Tensor | None:
+        """Take a part of a tail. Returns the tail, once all its parts are there. Raises MigrationError."""
+        if call.tail not in self._partial_tails:
+            self._partial_tails[call.tail] = self._layout.new_taken(call.blocks), Parts(self._loads.cells)
+        taken, parts = self._partial_tails[call.tail]
+        if not parts.lack(part):
+            raise TransferFailed("this part of the tail has arrived before")
+        payload = self._segments.payload(slot, call.blocks * self._layout.staged_bytes(part))
+        self._layout.take_part(call.blocks, payload, part, taken)
+        self._segments.check(slot)
+        parts.add_part(part)
+        if not parts.whole:
+            return None
+        del self._partial_tails[call.tail]
+        return taken
 
     def _answer_when_due(self, connection: "_Connection", call: WaitingCall) -> None:
         """Answer a call that waits for a state of its load or request, or keep it."""
@@ -306,14 +331,19 @@ class Copier:
             connection.reply(reply)
 
     def _scatter(self, call: ScatterCall) -> Reply:
-        slot, count = SlotRef(call.segment, call.offset, call.ticket), call.last - call.first
+        slot, count, part = SlotRef(call.segment, call.offset, call.ticket), call.last - call.first, call.part
+        layout = self._layout
         try:
-            with self._loads.writing(call.load, call.first, call.last) as ((blocks, fence), skip):
+            with self._loads.writing(call.load, call.first, call.last, part) as ((blocks, fence), skip):
                 if blocks:
-                    payload = self._segments.payload(slot, count * self._layout.block_bytes)
+                    size = layout.block_bytes if part is None else layout.staged_bytes(part)
+                    payload = self._segments.payload(slot, count * size)
                     if fence is not None:
                         fence.wait()
-                    self._layout.scatter(blocks, count, skip, payload)
+                    if part is None:
+                        layout.scatter(blocks, count, skip, payload)
+                    else:
+                        layout.scatter_part(blocks, count, skip, payload, part)
                     self._segments.check(slot)
         except Exception as error:
             return _failed(call.number, error)
@@ -333,12 +363,14 @@ class Copier:
 
     def _send_part(self, sending: Sending) -> None:
         call, part = sending.call, sending.take()
-        link = self._link(call.address)
+        links = [self._link(taker.address) for taker in call.takers]
         ticket, size = self._stage(call.key, part.first, part.last, call.segment, part.offset)
         sending.size += size
-        number = next(self._numbers)
-        link.parts[number] = (sending, part)
-        link.send(ScatterCall(number, call.load, part.first, part.last, call.segment, part.offset, ticket))
+        for link, taker in zip(links, call.takers, strict=True):
+            number = next(self._numbers)
+            link.parts[number] = (sending, part)
+            staged = call.segment, part.offset, ticket
+            link.send(ScatterCall(number, call.load, part.first, part.last, *staged, taker.part))
 
     def _link(self, address: str) -> "_Link":
         """The connection to the copier at `address`. Raises TransferFailed if it cannot be reached."""
@@ -387,7 +419,7 @@ class Copier:
             memory = self._segments.get(sending.call.segment)
             for offset in sending.offsets:
                 memory.stamp(offset, 0)
-            if link := self._links.get(sending.call.address):
+            for link in [self._links[taker.address] for taker in sending.call.takers if taker.address in self._links]:
                 for number, (other, _) in link.parts.items():
                     if other is sending:
                         link.send(StopCall(number))

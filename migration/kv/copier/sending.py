@@ -1,7 +1,8 @@
-"""The blocks that a copier sends to another copier of its node, part by part through staging slots.
+"""The blocks that a copier sends to other copiers of its node, part by part through staging slots.
 
-The receiving copier reads a part where it lies. So a part of a slot is written again only once that copier has answered
-for it, and gathering, scattering and messages of successive parts overlap.
+The receiving copiers read a part where it lies: one, or several of which each takes some heads. So a part of a slot is
+written again only once all of them have answered for it, and gathering, scattering and messages of successive parts
+overlap.
 """
 
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class Sending:
         self.size = 0
         self.offsets = tuple(slot + i * stride for slot in call.offsets for i in range(parts))
         self._free = list(self.offsets)
+        self._unanswered = dict.fromkeys(self.offsets, 0)
+        """The takers that may read the part at each offset."""
         self._gathered = call.first
 
     @property
@@ -66,8 +69,12 @@ class Sending:
         """The next part to gather."""
         first = self._gathered
         self._gathered = min(first + self._blocks, self.call.last)
-        return Part(first, self._gathered, self._free.pop(0))
+        offset = self._free.pop(0)
+        self._unanswered[offset] = len(self.call.takers)
+        return Part(first, self._gathered, offset)
 
     def answered(self, part: Part) -> None:
-        """The other copier does not read this part any more."""
-        self._free.append(part.offset)
+        """One more of the other copiers does not read this part any more."""
+        self._unanswered[part.offset] -= 1
+        if not self._unanswered[part.offset]:
+            self._free.append(part.offset)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
+from migration.protocol.layouts import ShardPart
 
 
 class Fence(Protocol):
@@ -180,6 +181,28 @@ class BlockTables:
 # --- blocks to write ----------------------------------------------------------------------------------
 
 
+class Parts:
+    """The parts of a shard that have arrived, of one of `cells` layers times heads."""
+
+    def __init__(self, cells: int) -> None:
+        self._missing = cells
+        self._arrived: list[ShardPart] = []
+
+    @property
+    def whole(self) -> bool:
+        """True once nothing is missing."""
+        return not self._missing
+
+    def lack(self, part: ShardPart) -> bool:
+        """True if nothing of the part has arrived."""
+        return not any(part.overlaps(other) for other in self._arrived)
+
+    def add_part(self, part: ShardPart) -> None:
+        """The part has arrived."""
+        self._arrived.append(part)
+        self._missing -= part.cells
+
+
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
     """A load that vLLM admitted: its request, and the blocks of its context from index `first` on.
@@ -201,7 +224,9 @@ class _LoadProgress:
     admitted: BlockLoad | None = None
     fence: Fence | None = None
     missing: set[int] = field(default_factory=set)
-    """Indexes of the context's blocks that have not arrived."""
+    """Indexes of the context's blocks that have not arrived, or not whole."""
+    parts: dict[int, Parts] = field(default_factory=dict)
+    """The parts of these blocks that have arrived."""
     writing: bool = False
     arrived: bool = False
     """vLLM knows, or is about to, that all blocks are filled."""
@@ -229,6 +254,8 @@ class BlockLoads:
     """The loads under way, by their names."""
 
     def __init__(self) -> None:
+        self.cells = 1
+        """Layers times heads of the worker's shard."""
         self._lock = threading.Lock()
         self._loads: dict[str, _LoadProgress] = {}
 
@@ -288,10 +315,12 @@ class BlockLoads:
             return progress is not None and progress.cached
 
     @contextmanager
-    def writing(self, load: str, first: int, last: int) -> Iterator[tuple[FencedBlocks, int]]:
+    def writing(
+        self, load: str, first: int, last: int, part: ShardPart | None = None
+    ) -> Iterator[tuple[FencedBlocks, int]]:
         """The cache blocks for blocks [first, last) of a load, without the first `skip`, which the cache held already.
 
-        The body fills the blocks, if there are any. If it raises, they stay missing.
+        The body fills the blocks, or a `part` of each, if there are any. If it raises, they stay missing.
 
         Raises:
             LoadOver: the load has ended.
@@ -303,16 +332,35 @@ class BlockLoads:
                 raise LoadOver("the load has ended")
             start, blocks = progress.admitted.first, progress.admitted.blocks
             low = max(first, start)
-            if not 0 <= first < last <= start + len(blocks) or not progress.missing.issuperset(range(low, last)):
+            if not 0 <= first < last <= start + len(blocks) or not self._lacks(progress, range(low, last), part):
                 raise TransferFailed(f"the load does not wait for blocks [{first}, {last})")
             progress.writing = True
         try:
             yield FencedBlocks(blocks[low - start : max(low, last) - start], progress.fence), low - first
             with self._lock:
-                progress.missing.difference_update(range(low, last))
+                self._fill(progress, range(low, last), part)
         finally:
             with self._lock:
                 progress.writing = False
+
+    def _lacks(self, progress: _LoadProgress, blocks: range, part: ShardPart | None) -> bool:
+        """True if these blocks of a load are missing, and of each all of the part; None: of each everything."""
+        lacking = progress.missing.issuperset(blocks)
+        if not progress.parts or not lacking:
+            return lacking
+        arrived = [progress.parts[block] for block in blocks if block in progress.parts]
+        return all(parts.lack(part) for parts in arrived) if part is not None else not arrived
+
+    def _fill(self, progress: _LoadProgress, blocks: range, part: ShardPart | None) -> None:
+        """Blocks of a load have arrived, or a part of each."""
+        if part is None:
+            progress.missing.difference_update(blocks)
+            return
+        for block in blocks:
+            parts = progress.parts.setdefault(block, Parts(self.cells))
+            parts.add_part(part)
+            if parts.whole:
+                progress.missing.discard(block)
 
     def arrived(self) -> list[str]:
         """The loads whose blocks have all been filled, each once."""

@@ -7,7 +7,9 @@ number: with the reply of its name, or with `CallFailed`.
 
 import json
 from dataclasses import asdict, dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
+
+from migration.protocol.layouts import ShardPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,16 @@ class ComputedCall:
     beyond: int | None = None
 
 
+class Taker(NamedTuple):
+    """The worker at `address` of another engine, which takes the `part` of a shard; None: all of it."""
+
+    address: str
+    part: ShardPart | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SendCall:
-    """Copy full blocks [first, last) of the running request `key` into the load `load` of the worker at `address`.
+    """Copy full blocks [first, last) of the running request `key` into the load `load` of the workers `takers`.
 
     They pass through the slots at `offsets` of `segment`, each of which holds `blocks` blocks.
     """
@@ -52,7 +61,7 @@ class SendCall:
     segment: str
     offsets: list[int]
     blocks: int
-    address: str
+    takers: list[Taker]
     load: str
 
 
@@ -65,7 +74,10 @@ class StopCall:
 
 @dataclass(frozen=True, slots=True)
 class ScatterCall:
-    """Copy blocks [first, last) of the load `load` from a slot with this ticket into the cache."""
+    """Copy blocks [first, last) of the load `load` from a slot with this ticket into the cache.
+
+    With a `part`, they are staged as the shard of another worker, of which only that is copied.
+    """
 
     number: int
     load: str
@@ -74,6 +86,7 @@ class ScatterCall:
     segment: str
     offset: int
     ticket: int
+    part: ShardPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,10 @@ class ExpectTail:
 
 @dataclass(frozen=True, slots=True)
 class HoldTailCall:
-    """Copy `blocks` staged blocks from a slot with this ticket into memory of the worker, if it expects `tail`."""
+    """Copy `blocks` staged blocks from a slot with this ticket into memory of the worker, if it expects `tail`.
+
+    With a `part`, as in `ScatterCall`; the worker holds the tail once it has all parts.
+    """
 
     number: int
     tail: str
@@ -132,6 +148,7 @@ class HoldTailCall:
     segment: str
     offset: int
     ticket: int
+    part: ShardPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +230,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class TailHeld:
-    """The worker holds the tail."""
+    """The worker holds the tail, or the part of it."""
 
     number: int
 
@@ -262,7 +279,15 @@ def decode(line: bytes) -> Call | Reply:
     """
     try:
         members = json.loads(line)
+        if members.get("part") is not None:
+            members["part"] = ShardPart(*members["part"])
+        if "takers" in members:
+            members["takers"] = [_taker(*taker) for taker in members["takers"]]
         message: Call | Reply = _KINDS[members.pop("kind")](**members)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no message of a copier: {line[:80]!r}") from error
     return message
+
+
+def _taker(address: str, part: list[int] | None) -> Taker:
+    return Taker(address, None if part is None else ShardPart(*part))

@@ -15,10 +15,11 @@ from deployments.engine.port import (
     ProfileSession,
     Tie,
 )
-from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
+from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, token_layouts, unpack
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, PoolContents
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
+from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
@@ -63,9 +64,8 @@ class FakeEngine:
         cache: str = "fake-cache",
         workers: int = 1,
     ) -> None:
-        shard_bytes = block_size * TOKEN_BYTES // workers
         self.links: WorkerLinks | None = None
-        self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, workers)
+        self.fingerprint = Fingerprint(model, cache, block_size, token_layouts(block_size, workers))
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),) * workers)
         self.max_context = Tokens(num_blocks * block_size)
         self.tasks: tuple[str, ...] = ("generate",)
@@ -100,7 +100,7 @@ class FakeEngine:
         self.holds: dict[str, bytes] = {}
         """The content of held blocks, packed, by the names of the holds."""
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._slots = TokenSlots(shard_bytes, workers)
+        self._slots = TokenSlots(self.fingerprint.shard_bytes, workers)
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
@@ -231,9 +231,11 @@ class FakeEngine:
             self._mirror(BlocksStored([name_of(digests(prefix, size)[-1])]))
             self.blocks_loaded += 1
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
+    async def put(
+        self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef], cuts: Resharding | None = None
+    ) -> None:
         """See `Engine.put`."""
-        self._slots.put(load, first, last, slots)
+        self._slots.put(load, first, last, slots, cuts)
 
     async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather_tail`."""
@@ -274,9 +276,9 @@ class FakeEngine:
         """See `Engine.expect`."""
         self._slots.expect(tail)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
         """See `Engine.hold`."""
-        self._slots.hold(tail, self.fingerprint.block_size, slots)
+        self._slots.hold(tail, self.fingerprint.block_size, slots, cuts)
         self.blocks_loaded += tail.last(self.fingerprint.block_size) - tail.first
 
     def discard(self, tail: str) -> None:

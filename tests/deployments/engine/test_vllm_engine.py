@@ -409,8 +409,11 @@ def test_several_workers_are_processes_of_the_replica_and_one_is_where_vllm_has_
     assert engine_args(MODEL, {}).distributed_executor_backend is None
 
 
-def described(pid: int, layout: str = "layers", parent: int = 7) -> dict[str, Any]:
-    return {"layout": layout, "block_bytes": 100, "num_blocks": 9, "worker_pid": pid, "starter_pid": parent}
+def described(pid: int, layout: str = "layers", parent: int = 7, heads: int = 0, **members: Any) -> dict[str, Any]:
+    """A worker with two layers of `heads` KV heads; 0: of unlike ones."""
+    shape = [2, heads, 0 if heads > 1 else None, "float32", layout] if layout else None
+    sizes = {"block_bytes": 100 * max(1, heads), "num_blocks": 9}
+    return {"layout": shape, "quantized": False, "worker_pid": pid, "starter_pid": parent, **sizes, **members}
 
 
 def test_processes_are_the_core_and_all_workers_by_rank() -> None:
@@ -420,7 +423,7 @@ def test_processes_are_the_core_and_all_workers_by_rank() -> None:
     assert (within_core.core, within_core.workers) == (12, (12,))
 
 
-def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
+def test_layouts_that_cannot_be_cut_are_part_of_the_cache() -> None:
     config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
     one = _fingerprint(config, [described(1)])
     two, again, mixed, none = (
@@ -429,6 +432,35 @@ def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
     assert len({f.model for f in (one, two, mixed, none)}) == 1
     assert two == again and len({f.cache for f in (one, two, mixed)}) == 3 and none.cache == ""
     assert (one.block_bytes, two.block_bytes) == (100, 200)
+
+
+def test_layouts_name_the_heads_of_each_worker_and_the_cache_does_not() -> None:
+    config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+    one = _fingerprint(config, [described(1, heads=2)])
+    two = _fingerprint(config, [described(1, heads=1), described(2, heads=1)])
+    assert one.cache == two.cache != ""
+    assert [shard.heads for shard in (*one.layouts, *two.layouts)] == [(0, 2), (0, 1), (1, 2)]
+    assert {shard.indivisible for shard in (*one.layouts, *two.layouts)} == {""}
+
+
+@pytest.mark.parametrize(
+    ("heads", "members", "reason"),
+    [(4, {}, "not those of the model"), (2, {"quantized": True}, "scales")],
+    ids=["heads of another model", "values with scales"],
+)
+def test_shards_that_cannot_be_cut_have_the_reason(heads: int, members: dict[str, Any], reason: str) -> None:
+    config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+    (shard,) = _fingerprint(config, [described(1, heads=heads, **members)]).layouts
+    assert reason in shard.indivisible
+
+
+@pytest.mark.parametrize(("method", "indivisible"), [("ngram", False), ("eagle", True)])
+def test_shards_with_layers_of_a_draft_model_cannot_be_cut(method: str, indivisible: bool) -> None:
+    config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+    drafting = SimpleNamespace(method=method, draft_model_config=config.model_config)
+    object.__setattr__(config, "speculative_config", drafting)
+    (shard,) = _fingerprint(config, [described(1, heads=2)]).layouts
+    assert bool(shard.indivisible) is indivisible
 
 
 def fingerprint(model: str = MODEL, **kwargs: Any) -> Fingerprint:

@@ -19,6 +19,7 @@ from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, R
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, RequestId, Tokens
 from tests.deployments.engine.fake_engine import FakeEngine
+from tests.migration.shards import shards
 from tests.migration.world import spec
 
 R = RequestId("r")
@@ -112,7 +113,7 @@ async def running(tokens: int = 2, hop: int = 0, **knobs: int) -> Desk:
 
 
 def prepare(id: str = "new", prompt: int = 40, outputs: tuple[int, ...] = ()) -> Prepare:
-    marks = Fingerprint("fake", "fake-cache", 4, 16)
+    marks = Fingerprint("fake", "fake-cache", 4, shards(cell_bytes=16))
     return Prepare("m", spec(id, prompt), 0, 1, ReplicaId("a"), PathRequest.AUTO, marks, outputs)
 
 

@@ -30,6 +30,7 @@ from migration.protocol.errors import (
     TransferFailed,
     TransferTimeout,
 )
+from migration.protocol.layouts import reshard
 from migration.protocol.messages import (
     Adopt,
     Chunk,
@@ -50,6 +51,7 @@ from policies.model import Blocks, Bytes, ReplicaId
 from policies.plan import Path
 from policies.prefix.copies import CopyReason
 from policies.prefix.evacuation import CachedContext
+from tests.migration.shards import shards
 
 OWN, OTHER = ReplicaId("own"), ReplicaId("other")
 SPEC = replace(
@@ -60,13 +62,17 @@ SPEC = replace(
 )
 ROUND = CopyRound("m", 1, Blocks(0), Blocks(9), 3, (5, 6))
 TAIL = Tail("m.tail", Blocks(9), 150)
-PREPARE = Prepare("m", SPEC, 3, 4, OWN, PathRequest.AUTO, Fingerprint("model", "cache", 16, 512, 2), (1, 2), ROUND)
+CUTS = reshard(shards(2, heads=2), shards(1, heads=2))
+MARKS = Fingerprint("model", "cache", 16, shards(2, heads=2, block_size=16))
+PREPARE = Prepare("m", SPEC, 3, 4, OWN, PathRequest.AUTO, MARKS, (1, 2), ROUND)
 SHARDS = (Shard(SlotRef("/dev/shm/a", 64, 2**63), Bytes(7)), Shard(SlotRef("/dev/shm/b", 0, 1), Bytes(9)))
 CHUNK = Chunk("m", 1, Blocks(2), Blocks(4), SHARDS, ("a", "b"), TAIL)
 ORDER = CopyOrder("copy", SPEC, CopyReason.FETCH, (4,), 0.5)
 RECORD = CopyRecord("copy", OTHER, OWN, CopyReason.FETCH, "done", CopyOutcome.DONE, cause=Cause.NO_ROOM, copy_s=0.25)
 CALLS: list[tuple[str, tuple[Any, ...], Any]] = [
     ("prepare", (PREPARE,), Prepared(Path.KV, 10.0, ("w0", "w1"), Blocks(2))),
+    ("prepare", (PREPARE,), Prepared(Path.KV, 10.0, cuts=CUTS, chunk=Blocks(7))),
+    ("prepare", (PREPARE,), Prepared(Path.TOKENS, 10.0, reason="unlike")),
     ("prepare", (replace(PREPARE, first_round=None),), Prepared(Path.TOKENS, 10.0)),
     ("load", (ROUND,), None),
     ("receive", (CHUNK,), None),

@@ -16,10 +16,11 @@ from migration.transport.collective import CollectiveGroups
 from migration.transport.shared import SharedSlots
 from policies.model import Bytes, Tokens
 from tests.migration import fake_cupy
+from tests.migration.shards import shards
 
 NAMES = (*ON_HOST, *ON_GPU)
 SIZES = StagingSizes(workers=1, count=3, slot_bytes=MIB)
-CACHE = Fingerprint("model", "cache", block_size=16, shard_bytes=2 * MIB)
+CACHE = Fingerprint("model", "cache", 16, shards(block_size=16, cell_bytes=2 * MIB))
 """That of an 8B model on one GPU."""
 CONTEXT = Tokens(8192)
 
@@ -81,7 +82,7 @@ def test_slots_fit_the_transport_and_the_device(name: str, count: int, on_gpu: b
 
 
 def test_sizes_of_slots_can_be_set() -> None:
-    cache = replace(CACHE, workers=4)
+    cache = replace(CACHE, layouts=4 * CACHE.layouts)
     assert size_slots(MigrationSettings(slots=7, slot_mib=3), cache, CONTEXT, True) == StagingSizes(4, 7, 3 * MIB)
 
 

@@ -279,15 +279,21 @@ class EnginePair:
 
 
 @asynccontextmanager
-async def pair_of_engines(model: str, **kwargs: Any) -> AsyncIterator[EnginePair]:
-    """Two replicas, each on an engine with these arguments."""
+async def pair_of_engines(
+    model: str, others: Mapping[str, Any] | None = None, **kwargs: Any
+) -> AsyncIterator[EnginePair]:
+    """Two replicas, each on an engine with these arguments; b's has the `others` instead of, or beside them."""
     os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1"}
-    engines = [await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs}) for _ in range(2)]
-    pair = EnginePair(*engines)
+    engines: list[VllmEngine] = []
     try:
-        yield pair
+        for own in ({}, others or {}):
+            engines.append(await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs, **own}))
+        pair = EnginePair(*engines)
+        try:
+            yield pair
+        finally:
+            pair.close()
     finally:
-        pair.close()
         for engine in engines:
             engine.shutdown()
 

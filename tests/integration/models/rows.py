@@ -13,6 +13,7 @@ ENGINE = "tests/deployments/engine/test_vllm_engine.py"
 VISION = "tests/integration/test_3_vision.py"
 POOLING = "tests/integration/test_8_pooling.py"
 WORKERS = "tests/integration/test_3_tensor_parallel.py"
+UNLIKE = "tests/integration/models/test_resharding.py"
 ADAPTERS = "tests/integration/test_1_adapters.py"
 
 
@@ -63,6 +64,7 @@ ROWS = (
     ),
     Row("`enable_prefix_caching: false`", How.TOKENS, _REAL),
     Row("`tensor_parallel_size`", How.KV, "real replicas of two workers on CPU", WORKERS),
+    Row("`tensor_parallel_size`, unlike at both ends", How.KV, _REAL, UNLIKE),
     Row("`pipeline_parallel_size`, `data_parallel_size`, context parallelism", How.REFUSED, "settings", SETTINGS),
     Row("`kv_transfer_config`, `kv_offloading_size`", How.REFUSED, "settings", SETTINGS),
     Row("`enable_sleep_mode`", How.REFUSED, "settings", SETTINGS),

@@ -178,8 +178,8 @@ async def noise_in_a_block_that_returns_is_noticed(pair: EnginePair) -> None:
 
 
 @contextmanager
-def noise_in_block(donor: RealReplica, index: int) -> Iterator[list[str]]:
-    """Noise in the copies of a context's block that leave a replica; the names of the contexts that had it.
+def noise_in_block(donor: RealReplica, index: int, rank: int = 0) -> Iterator[list[str]]:
+    """Noise in one worker's copies of a context's block that leave a replica; the names of the contexts that had it.
 
     The workers, which otherwise exchange the blocks by themselves, leave them to the replicas.
     """
@@ -188,9 +188,9 @@ def noise_in_block(donor: RealReplica, index: int) -> Iterator[list[str]]:
     async def with_noise(key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         shards = await gather(key, first, last, slots)
         if first <= index < last:
-            size = (shards[0].size - HEADER) // (last - first)
+            size = (shards[rank].size - HEADER) // (last - first)
             begin = HEADER + (index - first) * size
-            values = np.frombuffer(slots[0].memory[begin : begin + size], dtype=np.float32)
+            values = np.frombuffer(slots[rank].memory[begin : begin + size], dtype=np.float32)
             values += np.random.default_rng(0).normal(scale=3, size=values.shape).astype(np.float32)
             noisy.append(key)
         return shards

@@ -711,6 +711,13 @@ def test_blocks_of_layers_that_keep_them_can_be_moved(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "quantized"), [("full", False), ("state", False), ("fp8", True), ("full and fp8", True)]
+)
+def test_caches_with_scales_are_told_apart(kind: str, quantized: bool) -> None:
+    assert make_connector(spec=spec_of(kind)).quantized is quantized
+
+
+@pytest.mark.parametrize(
     "kind", ["MLA", "window", "retention", "compressed", "state", "scales per token", "full and MLA"]
 )
 def test_blocks_of_other_layers_cannot_be_moved(kind: str) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from migration.kv.layout import CacheLayout
 from migration.protocol.errors import TransferFailed
+from migration.protocol.layouts import Extent, Resharding, ShardLayout, ShardPart, heads_of, reshard
 from tests.migration.kv.caches import LAYOUTS, paged
 
 BLOCKS = 8
@@ -127,7 +128,7 @@ def test_cache_without_a_block_dimension_is_refused() -> None:
 
 def test_first_of_two_possible_block_dimensions_counts() -> None:
     layout = CacheLayout({"a": torch.zeros(BLOCKS, BLOCKS, 2)}, BLOCKS)
-    assert layout.describe() == f"torch.float32({BLOCKS}, 2)@(1, 2)"
+    assert layout.shape == (1, 0, None, "", f"torch.float32({BLOCKS}, 2)@(1, 2)")
 
 
 @pytest.mark.parametrize(
@@ -141,13 +142,13 @@ def test_first_of_two_possible_block_dimensions_counts() -> None:
     ],
     ids=["dimensions", "type", "number of layers", "shape of a block", "order in memory"],
 )
-def test_different_caches_have_different_descriptions(other: dict[str, torch.Tensor]) -> None:
-    assert CacheLayout(other, BLOCKS).describe() != CacheLayout(cache(BLOCK_FIRST, torch.float32), BLOCKS).describe()
+def test_different_caches_have_different_shapes(other: dict[str, torch.Tensor]) -> None:
+    assert CacheLayout(other, BLOCKS).shape != CacheLayout(cache(BLOCK_FIRST, torch.float32), BLOCKS).shape
 
 
-def test_number_of_blocks_is_not_in_the_description() -> None:
+def test_number_of_blocks_is_not_in_the_shape() -> None:
     small, large = cache((4, 2, 4, 3), torch.float32), cache((9, 2, 4, 3), torch.float32)
-    assert CacheLayout(small, 4).describe() == CacheLayout(large, 9).describe()
+    assert CacheLayout(small, 4).shape == CacheLayout(large, 9).shape
 
 
 # --- the layouts of vLLM's GPU backends ---------------------------------------------------------------
@@ -257,11 +258,11 @@ def test_staged_block_keeps_its_order_in_memory(name: str) -> None:
 
 
 @gpu_layouts
-def test_layouts_with_equal_shapes_have_different_descriptions(name: str) -> None:
+def test_orders_in_memory_are_in_the_shape(name: str) -> None:
     """With as many heads as tokens in a block, the layouts differ in their axis order only."""
-    described = CacheLayout(paged(name, BLOCKS, heads=4, tokens=4), BLOCKS).describe()
+    described = CacheLayout(paged(name, BLOCKS, heads=4, tokens=4), BLOCKS).shape
     other = "LBHNC" if "NHC" in name else "LBNHC"
-    assert described != CacheLayout(paged(other, BLOCKS, heads=4, tokens=4), BLOCKS).describe()
+    assert described != CacheLayout(paged(other, BLOCKS, heads=4, tokens=4), BLOCKS).shape
 
 
 def test_kernel_blocks_of_one_block_are_merged() -> None:
@@ -346,3 +347,140 @@ def test_layouts_are_those_that_vllm_makes(name: str, kernel_tokens: int | None)
         staged.append(staging(layout, 2))
         layout.gather([5, 2], staged[-1])
     assert bytes(staged[0]) == bytes(staged[1])
+
+
+# --- parts of shards of other workers -----------------------------------------------------------------
+
+
+def shard_layouts(caches: Sequence[CacheLayout], heads: int) -> list[ShardLayout]:
+    """The layouts of the workers of an engine, as it describes them, of a model with that many heads."""
+    return [
+        ShardLayout(
+            Extent(0, cache.shape.layers),
+            heads_of(rank, len(caches), heads),
+            BLOCKS,
+            cache.shape.dtype,
+            cache.shape.order,
+            cache.shape.head_axis,
+            cache.block_bytes,
+        )
+        for rank, cache in enumerate(caches)
+    ]
+
+
+class Engine:
+    """The caches of `workers` workers, of a model with that many heads; at random, or zero."""
+
+    def __init__(self, layout: str, workers: int, heads: int, for_gpu: bool, model: dict[str, torch.Tensor] | None):
+        self.heads, self.workers = heads, workers
+        self.own = [heads_of(rank, workers, heads) for rank in range(workers)]
+        self.caches = [paged(layout, BLOCKS, layers=3, heads=own.size) for own in self.own]
+        for own, cache in zip(self.own, self.caches, strict=True):
+            for name, values in (model or {}).items():
+                cache[name].copy_(values[:, own.first : own.last])
+        self.layouts = [CacheLayout(cache, BLOCKS, for_gpu) for cache in self.caches]
+        self.shards = shard_layouts(self.layouts, heads)
+
+    def holds(self, model: dict[str, torch.Tensor], old: Sequence[int], new: Sequence[int]) -> bool:
+        """True if the blocks `new` of all workers are the model's blocks `old`, and the others are zero."""
+        others = [block for block in range(BLOCKS) if block not in new]
+        return all(
+            torch.equal(_bits(layer[list(new)]), _bits(model[name][list(old)][:, own.first : own.last]))
+            and not _bits(layer[others]).any()
+            for own, cache in zip(self.own, self.caches, strict=True)
+            for name, layer in cache.items()
+        )
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.contiguous().view(torch.int16)
+
+
+for_either = pytest.mark.parametrize("for_gpu", [False, True], ids=["cpu copies", "gpu copies"])
+engine_pairs = pytest.mark.parametrize(
+    ("workers", "others", "heads"),
+    [
+        (1, 2, 2),
+        (2, 1, 2),
+        (1, 2, 4),
+        (2, 4, 4),
+        (4, 2, 8),
+        (2, 3, 6),
+        (1, 4, 2),
+        (4, 1, 2),
+        (8, 4, 2),
+        (4, 8, 4),
+        (6, 2, 3),
+    ],
+)
+
+
+def cuts_between(source: Engine, target: Engine) -> Resharding:
+    cuts = reshard(source.shards, target.shards)
+    assert cuts is not None
+    return cuts
+
+
+@for_either
+@gpu_layouts
+@engine_pairs
+def test_blocks_arrive_unchanged_at_unlike_numbers_of_workers(
+    name: str, for_gpu: bool, workers: int, others: int, heads: int
+) -> None:
+    """Also where heads have copies, and with the first blocks skipped."""
+    model = paged(name, BLOCKS, layers=3, heads=heads, seed=1)
+    source, target = Engine(name, workers, heads, for_gpu, model), Engine(name, others, heads, for_gpu, None)
+    old, new = [5, 0, 2], [1, 7]
+    staged = [staging(layout, 3) for layout in source.layouts]
+    for layout, memory in zip(source.layouts, staged, strict=True):
+        layout.gather(old, memory)
+    cuts = cuts_between(source, target)
+    for cut in cuts.cuts:
+        here, memory = target.layouts[cut.worker], staged[cuts.senders[cut.shard]]
+        if cut.part is None:
+            here.scatter(new, 3, 1, memory)
+        else:
+            assert here.staged_bytes(cut.part) == source.layouts[cuts.senders[cut.shard]].block_bytes
+            here.scatter_part(new, 3, 1, memory, cut.part)
+    assert target.holds(model, old[1:], new)
+
+
+@for_either
+@gpu_layouts
+@pytest.mark.parametrize(("workers", "others"), [(1, 2), (4, 2)])
+def test_parts_of_a_tail_make_one_that_can_be_placed(name: str, for_gpu: bool, workers: int, others: int) -> None:
+    model = paged(name, BLOCKS, layers=3, heads=4, seed=1)
+    source, target = Engine(name, workers, 4, for_gpu, model), Engine(name, others, 4, for_gpu, None)
+    staged = [staging(layout, 2) for layout in source.layouts]
+    for layout, memory in zip(source.layouts, staged, strict=True):
+        layout.gather([3, 6], memory)
+    taken = [layout.new_taken(2) for layout in target.layouts]
+    cuts = cuts_between(source, target)
+    for cut in cuts.cuts:
+        assert cut.part is not None
+        target.layouts[cut.worker].take_part(2, staged[cuts.senders[cut.shard]], cut.part, taken[cut.worker])
+    for layout, tail in zip(target.layouts, taken, strict=True):
+        layout.place([4, 0], 2, 0, tail)
+    assert target.holds(model, [3, 6], [4, 0])
+
+
+def test_a_part_is_copied_in_one_operation_where_whole_blocks_are() -> None:
+    target = Engine("LBHNC", 2, 4, False, None)
+    cuts = cuts_between(Engine("LBHNC", 1, 4, False, None), target)
+    assert cuts.cuts[0].part is not None
+    assert target.layouts[0].kernels == len(target.layouts[0]._part_stacks(cuts.cuts[0].part)) == 1
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    target = Engine("LBHNC", 2, 4, False, None).layouts[0]
+    part = ShardPart(3, 2, 0, 3, 4, 0, 0, 0, 0)
+    memory = memoryview(bytearray(2 * target.staged_bytes(part)))
+    with pytest.raises(TransferFailed, match="are not 1 blocks"):
+        target.scatter_part([1], 1, 0, memory, part)
+    with pytest.raises(TransferFailed, match="than the 2 staged"):
+        target.scatter_part([1], 2, 2, memory, part)
+    for outside in (part._replace(to_head=1), part._replace(to_layer=1)):
+        with pytest.raises(TransferFailed, match="no such part"):
+            target.scatter_part([1], 2, 0, memory, outside)
+    with pytest.raises(TransferFailed, match="no such part"):
+        CacheLayout(cache(KV_FIRST, torch.float32), BLOCKS).staged_bytes(part)

@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from migration.kv.copier.sending import PARTS, Part, Sending, split
-from migration.kv.copier.wire import SendCall
+from migration.kv.copier.wire import SendCall, Taker
 from migration.kv.staging import HEADER
 
 
-def call(first: int, last: int, blocks: int, *offsets: int) -> SendCall:
-    return SendCall(1, "r.0", first, last, "", list(offsets or (0,)), blocks, "", "m.1")
+def call(first: int, last: int, blocks: int, *offsets: int, takers: int = 1) -> SendCall:
+    return SendCall(1, "r.0", first, last, "", list(offsets or (0,)), blocks, [Taker("")] * takers, "m.1")
 
 
 @pytest.mark.parametrize("slot_blocks", [1, 2, 3, 4, 5, 7, 64, 512])
@@ -47,6 +47,16 @@ def test_part_is_used_again_once_it_has_been_answered() -> None:
     assert not sending.ready
     sending.answered(taken[2])
     assert sending.take() == Part(60, 75, taken[2].offset)
+
+
+def test_part_is_used_again_once_all_its_takers_have_answered() -> None:
+    sending = Sending(call(0, 100, 64, takers=2), 128 << 10)
+    taken = [sending.take() for _ in range(PARTS)]
+    sending.answered(taken[2])
+    sending.answered(taken[1])
+    assert not sending.ready
+    sending.answered(taken[2])
+    assert sending.take().offset == taken[2].offset
 
 
 def test_all_slots_are_used() -> None:

@@ -40,7 +40,8 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
     connector, _ = make_worker()
     extension = make_extension(group, connector)
     assert extension.mell_describe() == {
-        "layout": f"torch.float32(2, {BLOCK}, 3)@(1, 2, 3)",
+        "layout": [1, 2, 0, "torch.float32", f"({BLOCK}, 3)@(2, 3)"],
+        "quantized": False,
         "block_bytes": 2 * BLOCK * 3 * 4,
         "num_blocks": BLOCKS,
         "plain": True,
@@ -58,13 +59,13 @@ def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any]) -
     connector = make_connector(groups=2)
     connector.register_kv_caches({})
     described = make_extension(group, connector).mell_describe()
-    assert (described["layout"], described["block_bytes"], described["copier"]) == ("", 0, None)
+    assert (described["layout"], described["block_bytes"], described["copier"]) == (None, 0, None)
     assert "2 KV cache groups" in described["unsupported"] and not described["plain"]
 
 
 def test_engine_without_a_connector_has_processes_and_no_cache_to_move(group: dict[str, Any]) -> None:
     described = make_extension(group, None).mell_describe()
-    assert (described["layout"], described["block_bytes"], described["copier"]) == ("", 0, None)
+    assert (described["layout"], described["block_bytes"], described["copier"]) == (None, 0, None)
     assert described["unsupported"] == "the engine has no connector"
     assert (described["worker_pid"], described["starter_pid"]) == (os.getpid(), None)
 

@@ -40,13 +40,14 @@ from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
+from tests.migration.shards import shards
 from tests.virtual_time import now
 
 pytestmark = pytest.mark.virtual_time
 R = RequestId("r")
 A, B = ReplicaId("a"), ReplicaId("b")
 SPEC = plain_spec("r", (1, 2, 3, 4, 5), 8)
-MARKS = Fingerprint("model", "cache", block_size=4, shard_bytes=4)
+MARKS = Fingerprint("model", "cache", 4, shards())
 
 
 def family(kind: type[MigrationError]) -> Iterator[type[MigrationError]]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,18 @@ from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.continuing import plain_spec
 from migration.protocol.errors import BlocksGone, PeerLost, Refused, TransferFailed
+from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot, Transport
-from migration.protocol.record import Outcome
+from migration.protocol.record import CopyOutcome, Outcome
 from migration.protocol.request import Doubt, Moving, RequestSpec
 from migration.protocol.rounds import CopyLimits
+from migration.run.donor import CopyOrder
 from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, Phase, ReplicaId, RequestId
+from policies.prefix.copies import CopyReason
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.migration.world import INGRESS, LIMITS, Pair, make_pair, spec
 
@@ -164,9 +168,11 @@ async def test_first_round_is_announced_with_the_preparation(path: PathRequest, 
     assert (announced and (announced.number, announced.first, announced.last)) == (blocks and (1, 0, blocks))
 
 
-@pytest.mark.parametrize(("workers", "rank"), [(1, 0), (2, 0), (2, 1)])
-async def test_corrupted_blocks_of_any_worker_change_the_output(workers: int, rank: int) -> None:
-    pair, request = make_pair(workers=workers), spec()
+@pytest.mark.parametrize(
+    ("workers", "workers_b", "rank"), [(1, 1, 0), (2, 2, 0), (2, 2, 1), (2, 1, 0), (2, 1, 1), (1, 2, 0)]
+)
+async def test_corrupted_blocks_of_any_worker_change_the_output(workers: int, workers_b: int, rank: int) -> None:
+    pair, request = make_pair(workers=workers, workers_b=workers_b), spec()
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     gather = pair.a.engine.gather
@@ -220,6 +226,7 @@ class FakeLinks:
         blocks: Blocks,
         load: str,
         addresses: Sequence[str],
+        cuts: Resharding | None = None,
     ) -> Bytes:
         if self.fault is not None:
             raise self.fault
@@ -232,13 +239,16 @@ class FakeLinks:
                     await asyncio.sleep(0)
             high = Blocks(min(low + blocks, last))
             shards = await self._own.gather(key, Blocks(low), high, slots[-1])
-            await self._other.put(load, Blocks(low), high, [shard.slot for shard in shards])
+            sent = shards if cuts is None else [shards[rank] for rank in cuts.senders]
+            await self._other.put(load, Blocks(low), high, [shard.slot for shard in sent], cuts)
             self.sent.append((low, high))
             size += sum(shard.size for shard in shards)
         return Bytes(size)
 
-    async def hold(self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str]) -> None:
-        await self._other.hold(tail, slots)
+    async def hold(
+        self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str], cuts: Resharding | None = None
+    ) -> None:
+        await self._other.hold(tail, slots, cuts)
         self.held.append(tail)
 
     async def missing(self, load: str) -> int | None:
@@ -313,10 +323,10 @@ async def test_request_goes_on_if_its_target_is_lost_once_it_was_halted(direct: 
 async def test_tail_that_the_other_workers_do_not_take_turns_the_move_into_one_by_tokens() -> None:
     (pair, links), request = linked(), spec(prompt=100)
 
-    async def refuse(tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str]) -> None:
+    async def refuse(*_: Any) -> None:
         raise TransferFailed("the tail is not expected")
 
-    links.hold = refuse  # type: ignore[method-assign]
+    links.hold = refuse  # type: ignore[method-assign, assignment]
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     pair.move(request.id)
@@ -496,16 +506,61 @@ async def test_replicas_that_send_to_each_other_do_not_wait_for_each_others_slot
     await pair.both_idle()
 
 
-@pytest.mark.parametrize(("workers", "workers_b"), [(2, 1), (1, 2)])
-async def test_requests_move_by_tokens_between_layouts(workers: int, workers_b: int) -> None:
-    pair, request = make_pair(workers=workers, workers_b=workers_b, cache_b="another layout"), spec(tokens=120)
+@pytest.mark.parametrize("transport", [SharedSlots, CopiedSlots], ids=["shared slots", "slots of either end"])
+@pytest.mark.parametrize(("workers", "workers_b"), [(2, 1), (1, 2), (2, 4), (4, 2), (1, 4), (4, 1)])
+async def test_requests_move_by_kv_between_unlike_numbers_of_workers(
+    workers: int, workers_b: int, transport: type[SharedSlots]
+) -> None:
+    pair = make_pair(workers=workers, workers_b=workers_b, transport=transport(), slot_blocks=40)
+    request = spec(prompt=100, tokens=120)
+    cursor = pair.submit(request)
+    for turn, (source, target) in enumerate([("a", "b"), ("b", "a")]):
+        await pair.until(cursor, 20 * (turn + 1))
+        pair.move(request.id, source, target, KV)
+        record = await pair.settled(source)
+        assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv") and record.blocks, record
+        assert pair.replica(target).engine.blocks_loaded >= record.blocks
+    assert await pair.finished(cursor) == expected(prompt_of(request), 120)
+    await pair.both_idle()
+
+
+async def test_request_whose_blocks_fit_into_no_slot_of_the_target_moves_by_tokens() -> None:
+    pair, request = make_pair(workers=4, workers_b=1, transport=CopiedSlots(), slot_blocks=2), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id, path=KV)
+    assert (await pair.settled()).outcome is Outcome.REFUSED
+    pair.move(request.id, path=AUTO)
+    record = await pair.settled()
+    assert record.path == "tokens" and "does not fit into a staging slot" in record.reason
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
+
+
+async def test_requests_move_by_tokens_between_other_caches() -> None:
+    pair, request = make_pair(cache_b="another type"), spec(tokens=120)
     cursor = pair.submit(request)
     for turn, (source, target) in enumerate([("a", "b"), ("b", "a")]):
         await pair.until(cursor, 20 * (turn + 1))
         pair.move(request.id, source, target, AUTO)
         record = await pair.settled(source)
         assert (record.outcome, record.path, record.blocks) == (Outcome.COMMITTED, "tokens", 0)
+        assert "KV caches differ" in record.reason
     assert await pair.finished(cursor) == expected(prompt_of(request), 120)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize(("workers", "workers_b"), [(2, 1), (1, 2)])
+async def test_prefixes_are_copied_between_unlike_numbers_of_workers(workers: int, workers_b: int) -> None:
+    pair, request = make_pair(workers=workers, workers_b=workers_b), spec(prompt=40)
+    cursor = pair.submit(request, on="b")
+    await pair.until(cursor, 10)
+    pair.move(request.id, "b", "a", KV)  # A fake engine caches the blocks that it has loaded.
+    assert (await pair.settled("b")).path == "kv"
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    record = await pair.a.copies.copy(CopyOrder("c", request, CopyReason.MANUAL), pair.b.id)
+    assert (record.outcome, record.held, record.present) == (CopyOutcome.DONE, 10, 0), record
+    assert pair.b.engine._cache == {key: held for key, held in pair.a.engine._cache.items() if len(key) <= 40}
     await pair.both_idle()
 
 

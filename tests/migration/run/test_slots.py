@@ -9,6 +9,7 @@ from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
 from migration.run.slots import Slots
+from policies.model import Bytes
 
 
 @pytest.fixture
@@ -123,4 +124,35 @@ async def test_spare_slots_are_the_half_that_may_be_taken_without_waiting() -> N
     assert slots.lease_spare() is None
     first.end()
     assert slots.lease_spare() is not None
+    slots.close()
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(1, 2), (2, 1), (2, 4), (2, 3), (4, 2)])
+async def test_shards_of_other_workers_have_parts_that_do_not_overlap(workers: int, shards: int) -> None:
+    """A slot of each worker takes them, as many blocks as fit."""
+    size = Bytes(48)
+    slots = Slots(2, 1024, [HostSegment.create] * workers)
+    blocks = slots.blocks_received([size] * shards)
+    assert blocks > 0
+    lease = await slots.lease(1)
+    parts = lease.split(shards)
+    assert [part.segment for part in parts] == [lease.slots[i % workers].segment for i in range(shards)]
+    for number, part in enumerate(parts):
+        assert len(part.memory) >= HEADER + blocks * size
+        part.memory[:] = bytes([number + 1]) * len(part.memory)
+    for number, part in enumerate(parts):
+        assert set(part.memory) == {number + 1}
+        slot = lease.slots[number % workers]
+        assert slot.offset <= part.offset and part.offset + len(part.memory) <= slot.offset + len(slot.memory)
+    lease.end()
+    assert {bytes(part.memory[:8]) for part in parts} == {bytes(8)}, "their content is void"
+    del part, parts
+    slots.close()
+
+
+def test_blocks_that_do_not_fit_into_a_part_are_not_received() -> None:
+    slots = Slots(2, 128, [HostSegment.create] * 2)
+    assert slots.blocks_received([Bytes(128)]) == 1 and slots.blocks_received([Bytes(64), Bytes(129)]) == 0
+    assert slots.blocks_received([Bytes(64)] * 3) == 0, "the header of each takes room"
+    assert slots.blocks_received([Bytes(1)] * 7) == 0
     slots.close()
