@@ -29,6 +29,8 @@ MOVES, OUTPUT = (30 if LONG else 3), 200
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FULL = pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it: on CPUs, each step of two workers takes long")
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unlike() -> AsyncIterator[EnginePair]:
@@ -83,7 +85,7 @@ async def test_copied_blocks_are_the_sources_to_the_bit(unlike: EnginePair, sour
     await forget(unlike)
 
 
-@pytest.mark.parametrize("direct", [True, False], ids=["between the workers", "by messages"])
+@pytest.mark.parametrize("direct", [True, pytest.param(False, marks=FULL)], ids=["between the workers", "by messages"])
 async def test_moves_both_ways_change_no_greedy_answer(
     unlike: EnginePair, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ async def test_moves_both_ways_change_no_greedy_answer(
     assert min(committed["a"], committed["b"]) >= 0.75 * MOVES, committed
 
 
+@FULL
 async def test_hand_over_behind_the_prefill_changes_no_greedy_answer(unlike: EnginePair) -> None:
     """Blocks are copied while the prompt is prefilled; the context returns."""
     prompt = prompt_of(5 * CHUNK + 9, "handed over")
@@ -119,7 +122,11 @@ async def test_hand_over_behind_the_prefill_changes_no_greedy_answer(unlike: Eng
     assert record.rounds > 1, "blocks were copied during the prefill"
 
 
-@pytest.mark.parametrize(("on", "rank"), [("a", 0), ("b", 0), ("b", 1)], ids=["the only shard", "first", "second"])
+@pytest.mark.parametrize(
+    ("on", "rank"),
+    [pytest.param("a", 0, marks=FULL), pytest.param("b", 0, marks=FULL), ("b", 1)],
+    ids=["the only shard", "first", "second"],
+)
 async def test_corrupted_shard_changes_the_output(unlike: EnginePair, on: str, rank: int) -> None:
     name = f"corrupted {on} {rank}"
     prompt = prompt_of(6 * BLOCK + 3, name)
