@@ -35,6 +35,17 @@ from deployments.processes.table import adopt_orphans, end_with_parent
 _WITH_PARENT = "--with-parent"
 """First of the arguments: have the kernel send SIGTERM when the process that started this one ends, as make may."""
 
+IDLE = {
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_task_events_report_interval_ms": "10000",
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",
+    "METRICS_RECORD_INTERVAL_S": "30",
+    "LOG_NAME_UPDATE_INTERVAL_S": "2",
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+}
+"""Ray's and Serve's intervals, where their defaults cost processor time without a request (docs/operations.md "Idle").
+Variables that are set stay."""
+
 _KEPT = 9
 """The number of files of earlier starts that are kept."""
 
@@ -65,7 +76,7 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     output = CommandOutput(_folder())
     read_end, write_end = os.pipe()
     # Ray would hold lines that it takes for repetitions back for seconds.
-    keeper = keep(command, drain_s, os.environ | {"RAY_DEDUP_LOGS": "0"}, write_end)
+    keeper = keep(command, drain_s, IDLE | os.environ | {"RAY_DEDUP_LOGS": "0"}, write_end)
     os.close(write_end)
 
     def forward(number: int, frame: object) -> None:

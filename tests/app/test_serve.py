@@ -1,11 +1,14 @@
 """`make serve` starts the launcher, and the launcher `serve run`."""
 
 import io
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import ray
 
 from app import serve
 
@@ -49,6 +52,32 @@ def test_without_a_configuration_nothing_starts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.argv", ["serve.py", "none.yaml"])
     with pytest.raises(SystemExit, match=r"^none.yaml: there is no such file$"):
         serve.main()
+
+
+@pytest.mark.parametrize("name", serve.IDLE)
+def test_ray_reads_the_intervals(name: str) -> None:
+    """Those of its C++ parts have the prefix RAY_ and are in the raylet; the others are in Python's files."""
+    folder = Path(ray.__file__).parent
+    files = ["serve/_private/constants.py", "dashboard/modules/reporter/reporter_consts.py", "dashboard/consts.py"]
+    sources = "".join((folder / file).read_text() for file in [*files, "_private/log_monitor.py"])
+    raylet = (folder / "core/src/ray/raylet/raylet").read_bytes()
+    assert f'"{name}"' in sources or name.removeprefix("RAY_").encode() in raylet
+
+
+def test_intervals_that_are_set_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The command writes its environment to a file."""
+    monkeypatch.setenv("MELL_CACHE", str(tmp_path))
+    monkeypatch.setenv("REPORTER_UPDATE_INTERVAL_MS", "1")
+    written = tmp_path / "environment"
+    write = f"import json, os; open({str(written)!r}, 'w').write(json.dumps(dict(os.environ)))"
+    subprocess.run(
+        [sys.executable, "-c", f"from app.serve import run_kept; run_kept([{sys.executable!r}, '-c', {write!r}])"],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    seen = json.loads(written.read_text())
+    assert {name: seen[name] for name in serve.IDLE} == serve.IDLE | {"REPORTER_UPDATE_INTERVAL_MS": "1"}
 
 
 @pytest.fixture
