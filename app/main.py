@@ -41,6 +41,7 @@ from deployments.config import (
 )
 from deployments.serve.environment import MARK
 from deployments.serve.retirement import controller
+from policies.model import PoolId
 
 log = logging.getLogger("ray.serve")
 
@@ -92,7 +93,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     engine = _engine_config(settings)
     limits = settings.deployment_config
     topology = Topology(settings.ingress.lease_s, limits.engine_silence_s, limits.graceful_shutdown_timeout_s)
-    engines = _engine_deployment(settings).bind(engine, settings.migration, topology)
+    (pool,) = topology.pools
+    engines = _engine_deployment(settings, pool).bind(engine, settings.migration, topology)
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
     return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
 
@@ -249,7 +251,7 @@ def _listed_keys(settings: Settings) -> tuple[ApiKey, ...]:
     return keys
 
 
-def _engine_deployment(settings: Settings) -> Any:
+def _engine_deployment(settings: Settings, pool: PoolId) -> Any:
     from deployments.replica.deployment import EngineReplica
     from deployments.replica.standby import HOOK
 
@@ -266,7 +268,7 @@ def _engine_deployment(settings: Settings) -> Any:
         resources["accelerator_type"] = settings.accelerator_type
     return serve.deployment(
         EngineReplica,
-        name="Engine",
+        name=pool,
         ray_actor_options=resources,
         max_ongoing_requests=UNLIMITED,
         graceful_shutdown_wait_loop_s=0.2,

@@ -24,7 +24,7 @@ from policies.decision.deciding import decide_pool
 from policies.decision.limits import Limits, Terms, as_given
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Plan
 
 CAPACITY = Tokens(40_000)
@@ -129,7 +129,7 @@ class SyntheticReports:
         sizes = {**changes.sizes, **{arrival.id: arrival.tokens for arrival in changes.arrived}}
         new = dict.fromkeys(arrival.id for arrival in changes.arrived)
         residents = tuple(self._resident(request, sizes[request]) for request in (*self._changed, *new))
-        pool = Pool(capacity=CAPACITY, max_replicas=None)
+        pool = Pool(SOLE_POOL, capacity=CAPACITY, max_replicas=None)
         opened = tuple(self._opened)
         self._changed, self._opened = {}, []
         return PoolReport(pool, opened, self._closed, residents, tuple(changes.departed), changes.sizes)

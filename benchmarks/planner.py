@@ -44,10 +44,20 @@ from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide_pool, place
 from policies.decision.limits import Limits, LiveLimits, Sizes, Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import ENGINE, Pool, Status
+from policies.decision.observation import Pool, Status
 from policies.decision.placement import Place, Queue
 from policies.decision.reports import Roster
-from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import (
+    SOLE_POOL,
+    Blocks,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
 from policies.plan import Move, MoveReport, Path
 from policies.prefix.sharing import ActivePrompt, ActivePrompts
 
@@ -190,7 +200,7 @@ def measure(
         began = time.process_time()
         for report in reports.values():
             roster.take(report.report)
-        seen = roster.observe(Pool(max_replicas=count), ended)
+        seen = roster.observe(Pool(SOLE_POOL, max_replicas=count), ended)
         saw = time.process_time()
         (plan,) = decide_pool(memory, seen, now)
         done = time.process_time()
@@ -262,7 +272,7 @@ class LivePath:
 
         clock = lambda: self.now  # noqa: E731
         gatherer = Gatherer(self, self.roster, clock, config.report_timeout_s, keep, lambda: None)
-        pool = LivePool(ENGINE, 1, SteadyListing(count), gatherer, self.roster, dispatch, SteadyScaler(count))
+        pool = LivePool(SOLE_POOL, 1, SteadyListing(count), gatherer, self.roster, dispatch, SteadyScaler(count))
         self._epochs = Epochs(config, (pool,), SchedulerMemory(config.terms), telemetry, clock)
 
     def serving(self) -> Iterable[ReplicaId]:

@@ -14,6 +14,7 @@ from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Sizes, Terms
+from policies.model import SOLE_POOL, PoolId
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
 from policies.prefix.routing import Routing
@@ -467,12 +468,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The common time limits of the deployments, in seconds.
+    """What all deployments know of the application: its common time limits, in seconds, and its pools.
 
     `ingress_lease_s` is the silence of an ingress after which its requests end, `engine_silence_s` the silence of an
     engine with requests after which it is given up. Serve kills a replica `grace_s` after it has begun to stop it.
+    `pools` are the pools of the application: one, since it has one model.
     """
 
     ingress_lease_s: float = 10.0
     engine_silence_s: float = 30.0
     grace_s: float = 60.0
+    pools: tuple[PoolId, ...] = (SOLE_POOL,)

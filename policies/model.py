@@ -12,6 +12,12 @@ from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 RequestId = NewType("RequestId", str)
 ReplicaId = NewType("ReplicaId", str)
+PoolId = NewType("PoolId", str)
+"""A pool of interchangeable replicas: the name of their deployment."""
+
+SOLE_POOL = PoolId("Engine")
+"""The pool of an application with one model. Values of recordings that name no pool belong to it."""
+
 AdapterId = NewType("AdapterId", int)
 """A LoRA adapter: the same number on all replicas."""
 Tokens = NewType("Tokens", int)

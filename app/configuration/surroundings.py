@@ -8,6 +8,8 @@ controller makes the deployment's configuration anew from text, where it may be 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from policies.model import SOLE_POOL
+
 _SCALING = "write args.deployment_config.autoscaling_config instead; `mell bounds MIN MAX` changes it at run time"
 _INGRESS = "write args.ingress.num_replicas instead"
 _RESOURCES = (
@@ -41,7 +43,7 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
         "ray_actor_options": _NODES.format("scheduler"),
         "logging_config": "write logging_config beside applications instead",
     },
-    "Engine": _OF_ENGINE,
+    SOLE_POOL: _OF_ENGINE,
 }
 
 

@@ -74,6 +74,7 @@ class IngressBackend:
     def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
         app = own_app()
+        (pool,) = topology.pools
         self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
@@ -85,16 +86,16 @@ class IngressBackend:
         self._started = False
         self._logged_running: int | None = None
         self._scheduler = scheduler_client(app)
-        self._membership = ServeMembership("Engine", app, f"ingress-{self.id}", self._changed)
+        self._membership = ServeMembership(pool, app, f"ingress-{self.id}", self._changed)
         self._peers: frozenset[ReplicaId] = frozenset()
         self._processes = processes = ingresses(app)
         self._ingresses = ServeMembership("Ingress", app, f"ingresses-{self.id}", self._peers_changed)
-        replicas = engines(app, config.replica_silence_s)
+        replicas = engines(app, pool, config.replica_silence_s)
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
             [
-                ("Engine", replicas, self._membership),
+                (pool, replicas, self._membership),
                 ("Ingress", processes, self._ingresses),
             ],
         )

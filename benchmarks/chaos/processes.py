@@ -8,8 +8,10 @@ from pathlib import Path
 
 import psutil
 
+from policies.model import SOLE_POOL
+
 DEPLOYMENT = "ServeReplica:mell:"
-ENGINE = f"{DEPLOYMENT}Engine"
+ENGINE = f"{DEPLOYMENT}{SOLE_POOL}"
 SCHEDULER = f"{DEPLOYMENT}Scheduler"
 INGRESS = f"{DEPLOYMENT}Ingress"
 CONTROLLER = "ServeController"

@@ -21,7 +21,7 @@ from policies.decision.limits import Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import NoReplica
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Routing
 
@@ -66,7 +66,7 @@ def measure(routing: Routing, replicas: int, arrivals: int, documents: int = 60,
         for replica in ids
         for n in range(RUNNING)
     ]
-    pool = Pool(capacity=CAPACITY, min_replicas=replicas, max_replicas=replicas)
+    pool = Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=replicas, max_replicas=replicas)
     statuses = tuple(Status(replica, ReplicaState.RUNNING, "node", CAPACITY, BLOCK) for replica in ids)
     changes = {replica: CacheChange({Tier.HBM: tuple(names)}, {}, True) for replica, names in caches.items()}
     decide_pool(memory, PoolReport(pool, statuses, requests=tuple(running), caches=changes), 0.0)

@@ -44,7 +44,7 @@ from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, PlacingView
-from policies.model import Blocks, ReplicaId, RequestId, Role
+from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
 log = logging.getLogger("ray.serve")
@@ -240,9 +240,9 @@ class ServeReplicas(Generic[Api]):
         self._forgets(replica)
 
 
-def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
-    """The engine replicas of an application."""
-    handles, channels = ReplicaHandles("Engine", app), dict[ReplicaId, CallerEnd]()
+def engines(app: str, pool: PoolId, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
+    """The engine replicas of an application's pool."""
+    handles, channels = ReplicaHandles(pool, app), dict[ReplicaId, CallerEnd]()
 
     async def offer(replica: ReplicaId) -> ChannelOffer:
         return await ReplicaCalls(handles, replica, routed=False).call(EngineApi.control_channel)

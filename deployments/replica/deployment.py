@@ -47,7 +47,7 @@ from deployments.replica.transports import make_slots, make_transport, size_slot
 from deployments.replica.utilities import EngineUtilities
 from deployments.serve.environment import check_environment
 from deployments.serve.membership import Membership, ServeMembership
-from deployments.serve.routing import own_app, own_id, own_node
+from deployments.serve.routing import own_app, own_id, own_node, own_pool
 from deployments.serve.scaling import REQUESTS
 from migration.concurrency import repeat
 from migration.protocol.core_messages import Adapter
@@ -81,6 +81,7 @@ class EngineReplica:
         """Start the engine. The replica is RUNNING for Serve once this returns."""
         check_environment()
         self._id, self._node = own_id(), own_node()
+        self._pool = own_pool()
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = self._preemptions = 0
         self._silence_s, self._grace_s = topology.engine_silence_s, topology.grace_s
@@ -116,7 +117,7 @@ class EngineReplica:
         self._transport = make_transport(migration, sizes)
         self._scheduler = scheduler_client(own_app())
         world = self._make_world(migration, engine.hides_handed_over)
-        self._replicas = engines(own_app())
+        self._replicas = engines(own_app(), self._pool)
         self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)
         self._moves = Moves(world, self._host, self._peer, migration.lease_s, self._notify_record)
         self._copies = Copies(world, self._engine, self._peer, migration.lease_s, self._notify_copy)
@@ -129,7 +130,7 @@ class EngineReplica:
             self._id, self._moves, self._copies, self._lacks, self._engine, migration.limits.adopt_s
         )
         self._peers = PeerConnections(self._id, self._links.open, self._forget)
-        self._membership = ServeMembership("Engine", own_app(), f"engine-{self._id}", self._peers_changed)
+        self._membership = ServeMembership(self._pool, own_app(), f"engine-{self._id}", self._peers_changed)
         evacuates = engine.evacuates and remembers
         self._last_copies = LastCopies(
             self._evacuate, lambda: evacuates and self._has_peers(), self._grace_s, time.monotonic

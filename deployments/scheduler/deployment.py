@@ -59,10 +59,9 @@ from policies.decision.level.scaling import scaling_report
 from policies.decision.level.service import replica_speed, service_report
 from policies.decision.limits import Mode, Terms
 from policies.decision.matching import PromptMatch
-from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
-from policies.model import ReplicaId, RequestLoad, Role
+from policies.model import SOLE_POOL, ReplicaId, RequestLoad, Role
 from policies.plan import Move, Reason
 from policies.prefix.copies import CopyReason
 from policies.prefix.names import Naming
@@ -140,7 +139,7 @@ class LiveScheduler:
         )
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, terms, fence)
-        pool = LivePool(ENGINE, fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
+        pool = LivePool(SOLE_POOL, fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
         self._epochs = Epochs(
             config,
             (pool,),
@@ -180,11 +179,11 @@ class LiveScheduler:
     # --- caches of replicas that stop -----------------------------------------------------------------
 
     def _tree(self) -> PromptTree:
-        return self._memory.pool().router.tree
+        return self._memory.pool(SOLE_POOL).router.tree
 
     def _without_arrivals(self) -> Collection[ReplicaId]:
         """The replicas that no arrival is placed on."""
-        return barred_by_role(self._memory.pool(), frozenset())
+        return barred_by_role(self._memory.pool(SOLE_POOL), frozenset())
 
     async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
         """See `EvacuationApi.evacuate`."""
@@ -206,7 +205,7 @@ class LiveScheduler:
         """See `PlacingApi.place`."""
         await self._epochs.ready.wait()
         gone, by_request = self._gone(), {call.arrival.id: call for call in calls}
-        ordered = placing_order(self._memory.pool(), [call.arrival for call in calls], self._clock())
+        ordered = placing_order(self._memory.pool(SOLE_POOL), [call.arrival for call in calls], self._clock())
         placed = {arrival.id: self._place(by_request[arrival.id], gone) for arrival in ordered}
         return [placed[call.arrival.id] for call in calls]
 
@@ -229,7 +228,7 @@ class LiveScheduler:
 
     async def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
-        memory = self._memory.pool()
+        memory = self._memory.pool(SOLE_POOL)
         return placing_view(memory.cluster, replica_speed(memory), self._naming())
 
     def _naming(self) -> Naming | str:
@@ -245,7 +244,7 @@ class LiveScheduler:
 
     def _routing(self) -> dict[str, Any]:
         """The member `routing` of `/mell/state`."""
-        tree, naming = self._memory.pool().router.tree, self._naming()
+        tree, naming = self._memory.pool(SOLE_POOL).router.tree, self._naming()
         distinct, copies = tree.copies()
         return {
             "kind": str(self._config.routing),
@@ -294,7 +293,7 @@ class LiveScheduler:
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
-        roster, gauges, memory, now = self._roster, self._gatherer.gauges, self._memory.pool(), self._clock()
+        roster, gauges, memory, now = self._roster, self._gatherer.gauges, self._memory.pool(SOLE_POOL), self._clock()
         by_hand = memory.learned.roles_by_hand
         loads = roster.loads(self._listing.leaving())
         replicas = [replica_json(r, gauges[r.id], memory.locations.role(r.id), by_hand.get(r.id)) for r in loads]
@@ -382,7 +381,7 @@ class LiveScheduler:
     async def match(self, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""
         await self._epochs.ready.wait()
-        found = match_prompt(self._memory.pool(), arrival, self._clock(), self._gone())
+        found = match_prompt(self._memory.pool(SOLE_POOL), arrival, self._clock(), self._gone())
         routing = {"kind": str(self._config.routing), "off": self._why_not_by_content(arrival, found)}
         return {"routing": routing, **found.to_json()}
 
@@ -401,7 +400,7 @@ class LiveScheduler:
 
     def _choose(self, source: ReplicaId, request: RequestLoad) -> ReplicaId | None:
         arrival = Arrival(request.id, request.tokens, precedence=request.precedence, adapter=request.adapter)
-        decision = preview(self._memory.pool(), arrival, (source, *self._gone()))
+        decision = preview(self._memory.pool(SOLE_POOL), arrival, (source, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     async def drain(self, replica: str) -> MoveAnswer:
@@ -427,7 +426,7 @@ class LiveScheduler:
         if mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: nothing moves requests on; write act")
         self._epochs.set_role(ReplicaId(replica), role)
-        by_hand, running = self._memory.pool().learned.roles_by_hand, self._roster.statuses
+        by_hand, running = self._memory.pool(SOLE_POOL).learned.roles_by_hand, self._roster.statuses
         self._roles.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
         return MoveAccepted(replica)
 
@@ -448,11 +447,11 @@ class LiveScheduler:
             prefills = self._config.prefill_replicas
             return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")
         self._scaler.set_bounds((least, most))
-        return MoveAccepted(ENGINE)
+        return MoveAccepted(SOLE_POOL)
 
 
 class EpochScheduler(LiveScheduler):
-    """The deployment: a `LiveScheduler` over Serve's replicas of the Engine deployment."""
+    """The deployment: a `LiveScheduler` over the application's replicas in Serve."""
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         check_environment()
@@ -460,13 +459,14 @@ class EpochScheduler(LiveScheduler):
         take_niceness_of_parent()
         self._listener = await ChannelListener.start(get_node_ip_address())
         app = own_app()
-        replicas = engines(app)
+        (pool,) = topology.pools
+        replicas = engines(app, pool)
         # A replica that has left Serve's list may need evacuation.
-        membership = ServeMembership("Engine", app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
-        listing = ServeListing(app, config.report_timeout_s)
+        membership = ServeMembership(pool, app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
+        listing = ServeListing(app, pool, config.report_timeout_s)
         telemetry = Telemetry()
         clock, wall_clock = time.monotonic, time.time
-        scaler = ServeScaler(app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        scaler = ServeScaler(app, pool, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
         fence = next_fence(app)
         roles, modes = ServeRoleStore(app), ServeModeStore(app)
         super().__init__(

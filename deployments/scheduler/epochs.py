@@ -20,10 +20,10 @@ from policies.decision.disaggregation.roles import awaits_prefills, set_role
 from policies.decision.level.scaling import scaling_report
 from policies.decision.level.service import service_report
 from policies.decision.limits import Mode
-from policies.decision.observation import ENGINE, Observation
+from policies.decision.observation import Observation
 from policies.decision.placement import Decision
 from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
-from policies.model import ReplicaId, Role
+from policies.model import SOLE_POOL, ReplicaId, Role
 from policies.plan import Move
 
 log = logging.getLogger("ray.serve")
@@ -35,7 +35,7 @@ EARLIEST_S = 0.1
 class Epochs:
     """Runs epochs of all pools. Between epochs, and between the slices of one, takes arrivals and operators' moves.
 
-    Arrivals and operators' moves belong to the pool `ENGINE`. `last` is the beginning of the last epoch by `clock`.
+    Arrivals and operators' moves belong to the pool `SOLE_POOL`. `last` is the beginning of the last epoch by `clock`.
     `ready` is set after the first epoch with a report, since arrivals can be placed from then on. `reached` are the
     times that clients got. `ordered` gives the mode that epochs are to have; by default that of `memory` for good.
 
@@ -143,7 +143,7 @@ class Epochs:
         """Choose a replica outside of `gone` for a request. The request counts there from now on."""
         entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label, self._slices)
         self._note(entry)
-        decision = place(self._memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
+        decision = place(self._memory.pool(SOLE_POOL), entry.arrival, entry.at, entry.exclude, entry.label)
         self._await_prefills()
         return decision
 
@@ -151,12 +151,12 @@ class Epochs:
         """Add path and predictions to an operator's move. It counts as under way from now on."""
         entry = Ordered(self._clock(), move, self._slices)
         self._note(entry)
-        return order_by_hand(self._memory.pool(), move, entry.at)
+        return order_by_hand(self._memory.pool(SOLE_POOL), move, entry.at)
 
     def set_role(self, replica: ReplicaId, role: Role | None) -> None:
         """Give a replica an operator's role, or with None that of the mode again, in the next epoch."""
         self._note(RoleOrdered(self._clock(), replica, role, self._slices))
-        set_role(self._memory.pool(), replica, role)
+        set_role(self._memory.pool(SOLE_POOL), replica, role)
         self.hurry()
 
     # --- inside ---------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ class Epochs:
         """Add the proposal of the mode `observe` to the dry run, once a replica has reported."""
         if self.dry_run is None or not self.ready.is_set():
             return
-        (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
-        (proposal,) = (plan.proposed for plan in plans[ENGINE] if plan.proposed is not None)
-        self.dry_run.add_epoch(report, proposal, self._memory.pool().cluster.up(), seen.now)
+        (report,) = (report for report in seen.pools if report.pool.deployment == SOLE_POOL)
+        (proposal,) = (plan.proposed for plan in plans[SOLE_POOL] if plan.proposed is not None)
+        self.dry_run.add_epoch(report, proposal, self._memory.pool(SOLE_POOL).cluster.up(), seen.now)
 
     async def _decide(self, seen: Observation) -> Plans:
         """Decide in slices. Arrivals are placed in between, so that none waits for the whole epoch."""
@@ -208,7 +208,7 @@ class Epochs:
 
     def _await_prefills(self) -> None:
         """Run the next epoch soon while a prefill waits for its move."""
-        if awaits_prefills(self._memory.pool()):
+        if awaits_prefills(self._memory.pool(SOLE_POOL)):
             self.hurry()
 
     async def _carry_out(self, plans: Plans) -> None:
@@ -221,7 +221,7 @@ class Epochs:
 
     def _report(self, now: float) -> None:
         """Set the metrics of the roles, of the service level and of the number of replicas."""
-        memory = self._memory.pool()
+        memory = self._memory.pool(SOLE_POOL)
         self._telemetry.roles(replica.role for replica in memory.cluster.running())
         if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
             self._telemetry.service(service)

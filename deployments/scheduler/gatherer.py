@@ -59,7 +59,7 @@ class Reporters(Protocol):
 
 
 class EngineReporters:
-    """Implements `Reporters` for the Engine deployment; `fence` is the scheduler's."""
+    """Implements `Reporters` for one pool; `fence` is the scheduler's."""
 
     def __init__(
         self, replicas: RemoteReplicas[ControlApi], membership: Membership, listing: Listing, fence: int

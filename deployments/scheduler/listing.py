@@ -1,4 +1,4 @@
-"""Serve's list of the replicas of the Engine deployment, read from its controller."""
+"""Serve's list of the replicas of a pool, read from its controller."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from deployments.serve.retirement import controller
 from policies.decision.observation import Status
-from policies.model import Blocks, ReplicaId, ReplicaState, Tokens
+from policies.model import Blocks, PoolId, ReplicaId, ReplicaState, Tokens
 
 log = logging.getLogger("ray.serve")
 
@@ -62,10 +62,11 @@ class Listing(Protocol):
 
 
 class ServeListing:
-    """Implements `Listing` for the Engine deployment of one application."""
+    """Implements `Listing` for one pool of an application."""
 
-    def __init__(self, app: str, timeout_s: float) -> None:
+    def __init__(self, app: str, pool: PoolId, timeout_s: float) -> None:
         self._app = app
+        self._pool = pool
         self._timeout_s = timeout_s
         self._listed: dict[ReplicaId, tuple[str, str]] = {}
         self._unstarted: frozenset[ReplicaId] = frozenset()
@@ -80,7 +81,7 @@ class ServeListing:
             application = details["applications"][self._app]
             listed = {
                 ReplicaId(r["replica_id"]): (str(getattr(r["state"], "value", r["state"])), r.get("node_id") or "")
-                for r in application["deployments"]["Engine"]["replicas"]
+                for r in application["deployments"][self._pool]["replicas"]
             }
         except Exception as error:
             # The controller may be restarting. A replica may have started meanwhile.

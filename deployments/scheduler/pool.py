@@ -9,9 +9,9 @@ from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.listing import Listing
 from deployments.scheduler.scaler import Scaler
-from policies.decision.observation import Pool, PoolId, PoolReport
+from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Roster
-from policies.model import ReplicaId, ReplicaState, Tokens
+from policies.model import PoolId, ReplicaId, ReplicaState, Tokens
 from policies.plan import Action, Close, Eviction, Move, Open, Placement, Plan, Reason
 
 Executor = Callable[[Sequence[Any]], None]

@@ -24,7 +24,7 @@ from deployments.serve.scaling import Wanted, read_wanted, write_wanted
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.ports import Clock
 from policies.causes import Cause
-from policies.model import ReplicaId
+from policies.model import PoolId, ReplicaId
 
 log = logging.getLogger("ray.serve")
 
@@ -88,14 +88,16 @@ class Scaler(Protocol):
 
 
 class ServeScaler:
-    """Implements `Scaler`. `bounds` are those of the configuration, which an operator may have changed.
+    """Implements `Scaler` for one pool of an application.
 
-    `freed` receives the seconds from the beginning of a replica's emptying until it has stopped.
+    `bounds` are those of the configuration, which an operator may have changed. `freed` receives the seconds from the
+    beginning of a replica's emptying until it has stopped.
     """
 
     def __init__(
         self,
         app: str,
+        pool: PoolId,
         replicas: RemoteReplicas[ControlApi],
         listing: Listing,
         bounds: Bounds,
@@ -104,6 +106,7 @@ class ServeScaler:
         wall_clock: Clock,
     ) -> None:
         self._app = app
+        self._pool = pool
         self._replicas = replicas
         self._listing = listing
         self._configured = bounds
@@ -214,7 +217,7 @@ class ServeScaler:
             return
         try:
             async with self._stopping:
-                stops = await retire(self._app, "Engine", replica, self._one_less())
+                stops = await retire(self._app, self._pool, replica, self._one_less())
         except Exception as error:
             log.warning("replica %s is not closed: %r", replica, error)
             if not drained:

@@ -30,7 +30,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
 from migration.protocol.errors import PeerLost
 from migration.protocol.ports import Clock
-from policies.model import ReplicaId
+from policies.model import PoolId, ReplicaId
 
 
 class Unrouted(PeerLost):
@@ -184,6 +184,11 @@ class ReplicaHandles:
 def own_id() -> ReplicaId:
     """The id of the Serve replica that this code runs in."""
     return ReplicaId(serve.get_replica_context().replica_id.unique_id)
+
+
+def own_pool() -> PoolId:
+    """The pool of the engine replica that this code runs in: the name of its deployment."""
+    return PoolId(serve.get_replica_context().replica_id.deployment_id.name)
 
 
 def own_app() -> str:

@@ -44,10 +44,10 @@ from policies.decision.level.service import FORESEEN, replica_speed
 from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
+from policies.decision.observation import Observation, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
 from policies.decision.slices import finish
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Role
+from policies.model import Phase, PoolId, ReplicaId, ReplicaState, RequestId, Role
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Proposal, Reason
 from policies.prefix.reuse import worth_returning
@@ -74,7 +74,7 @@ class SchedulerMemory:
     rule: Policy | None = None
     pools: dict[PoolId, PoolMemory] = field(default_factory=dict)
 
-    def pool(self, pool: PoolId = ENGINE) -> PoolMemory:
+    def pool(self, pool: PoolId) -> PoolMemory:
         """The memory of one pool, empty before its first observation."""
         if pool not in self.pools:
             self.pools[pool] = PoolMemory(self.terms, self.rule)

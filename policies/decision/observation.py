@@ -6,20 +6,13 @@ between them gives the same plans when it is replayed from its beginning with a 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NewType
 
 from policies.cost.fit import NO_STEPS, StepTotals
-from policies.model import Blocks, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import Blocks, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
 from policies.prefix.copies import CopyReport
-
-PoolId = NewType("PoolId", str)
-"""A pool's id: the name of its deployment."""
-
-ENGINE = PoolId("Engine")
-"""The only pool of today's application."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +23,7 @@ class Pool:
     target number of replicas, between `min_replicas` and `max_replicas` (None: no maximum).
     """
 
-    deployment: PoolId = ENGINE
+    deployment: PoolId
     model: str = ""
     role: str = "serve"
     capacity: Tokens = Tokens(0)

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from policies.cluster.changes import Arrival
 from policies.decision.limits import Mode, Terms
-from policies.decision.observation import Observation, PoolId
-from policies.model import ReplicaId, RequestId, Role
+from policies.decision.observation import Observation
+from policies.model import PoolId, ReplicaId, RequestId, Role
 from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal
 
 

@@ -9,6 +9,7 @@ from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_
 from policies.decision.disaggregation.roles import set_role
 from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
 from policies.decision.slices import finish
+from policies.model import SOLE_POOL
 from simulator.errors import BadInput
 from simulator.workload.recording import read_recording
 
@@ -59,7 +60,7 @@ def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epo
 
 def _enter(memory: SchedulerMemory, entry: Entry) -> None:
     """Have the decision take an entry again."""
-    pool = memory.pool()
+    pool = memory.pool(SOLE_POOL)
     match entry:
         case PlacedCall():
             place(pool, entry.arrival, entry.at, entry.exclude, entry.label)

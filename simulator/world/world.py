@@ -23,7 +23,7 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
 from policies.decision.placement import Decision, NoReplica, Place
-from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import SOLE_POOL, Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
 from policies.plan import Close, Eviction, Move, MoveReport, Open, Path, Placement, Plan
@@ -70,7 +70,7 @@ class World:
         self._observer = observer
         self._times = StepTimes(costs.compute, _rate(setup, costs))
         self._memory = PoolMemory(terms_of(setup, costs), policy)
-        pool = Pool(capacity=setup.capacity, min_replicas=setup.min_replicas, max_replicas=setup.max_gpus)
+        pool = Pool(SOLE_POOL, capacity=setup.capacity, min_replicas=setup.min_replicas, max_replicas=setup.max_gpus)
         self._reports = Reports(pool, costs.slots)
         self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None

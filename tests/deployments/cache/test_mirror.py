@@ -19,6 +19,7 @@ from migration.kv.cache_events import (
 )
 from policies.decision.observation import Pool
 from policies.decision.reports import Reporter, Roster
+from policies.model import SOLE_POOL
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.tree import HeldPrefix
 from tests.policies.decision.observed import observed
@@ -109,7 +110,7 @@ def test_the_scheduler_adds_up_the_same_names(history: list[tuple[list[tuple[int
         elif asked == "other scheduler":
             reporter.report(load, None, cache=mirror.change)
         roster.take(reporter.report(load, roster.version(load.id), cache=mirror.change))
-        known = after(known, roster.observe(Pool()).caches.get(load.id))
+        known = after(known, roster.observe(Pool(SOLE_POOL)).caches.get(load.id))
         assert known == {tier: set(names) for tier, names in counts(mirror).items()}
 
 

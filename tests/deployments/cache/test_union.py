@@ -15,7 +15,7 @@ from migration.run.source import Order
 from migration.transport.shared import SharedSlots
 from policies.decision.observation import Pool
 from policies.decision.reports import Reporter, Roster
-from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, Tokens
+from policies.model import SOLE_POOL, Blocks, ReplicaId, ReplicaLoad, ReplicaState, Tokens
 from policies.plan import Reason
 from policies.prefix.change import Tier
 from policies.prefix.tree import PromptTree
@@ -94,7 +94,7 @@ class SmallService:
                     load, self.roster.version(name), cache=replica.engine.mirror.change
                 )
             self.roster.take(report)
-        observed = self.roster.observe(Pool())
+        observed = self.roster.observe(Pool(SOLE_POOL))
         for name, change in observed.caches.items():
             self.tree.apply(name, change)
         for name in observed.lost:

@@ -16,10 +16,9 @@ from migration.run.source import Order
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory
-from policies.decision.observation import ENGINE, PoolId
 from policies.decision.placement import Place, Queue
 from policies.decision.reports import Roster
-from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, RequestId, RequestLoad, Tokens
 from policies.plan import Move, Open, Plan, Reason
 from tests.deployments.scheduler.fakes import FakeListing, Present, make_report
 from tests.deployments.scheduler.test_gatherer import Engines
@@ -67,7 +66,7 @@ async def epochs(*pools: Watched) -> Epochs:
 
 async def test_an_overload_moves_nothing_to_the_other_pools_free_replicas() -> None:
     """The full pool opens a replica, and the idle one closes its empty one, in the same epoch."""
-    full = Watched(ENGINE, 3, replica("a", p=600, q=500), replica("b", r=1000))
+    full = Watched(SOLE_POOL, 3, replica("a", p=600, q=500), replica("b", r=1000))
     idle = Watched(OTHER, 9, replica("c", s=20), replica("d"))
     await epochs(full, idle)
     assert (full.ordered, full.scaler.opened, full.scaler.closed) == ([], 1, [])
@@ -76,24 +75,27 @@ async def test_an_overload_moves_nothing_to_the_other_pools_free_replicas() -> N
 
 async def test_each_pool_cures_its_overload_with_its_own_replicas() -> None:
     """Requests of one id in two pools are two requests."""
-    first = Watched(ENGINE, 2, replica("a", p=700, q=400), replica("b", r=20))
+    first = Watched(SOLE_POOL, 2, replica("a", p=700, q=400), replica("b", r=20))
     second = Watched(OTHER, 2, replica("c", q=700, p=400), replica("d", r=20))
     await epochs(first, second)
     assert (first.ordered, second.ordered) == ([("a", "q", "b")], [("c", "p", "d")])
 
 
 async def test_arrivals_belong_to_the_pool_of_engines() -> None:
-    full, idle = Watched(ENGINE, 1, replica("a", p=1000)), Watched(OTHER, 1, replica("b", q=10))
+    full, idle = Watched(SOLE_POOL, 1, replica("a", p=1000)), Watched(OTHER, 1, replica("b", q=10))
     loop = await epochs(full, idle)
     assert loop.ready.is_set()
     assert loop.place(PlaceCall(Arrival(RequestId("x"), Tokens(500)), "", ()), ()) == Queue(ReplicaId("a"))
-    full, idle = Watched(ENGINE, 1, replica("a", p=10)), Watched(OTHER, 1, replica("b", q=5))
+    full, idle = Watched(SOLE_POOL, 1, replica("a", p=10)), Watched(OTHER, 1, replica("b", q=5))
     loop = await epochs(idle, full)
     assert loop.place(PlaceCall(Arrival(RequestId("x"), Tokens(500)), "", ()), ()) == Place(ReplicaId("a"))
 
 
 async def test_a_pool_whose_replicas_are_silent_stops_no_other() -> None:
-    silent, full = Watched(ENGINE, 1, replica("a")), Watched(OTHER, 2, replica("c", p=700, q=400), replica("d", r=20))
+    silent, full = (
+        Watched(SOLE_POOL, 1, replica("a")),
+        Watched(OTHER, 2, replica("c", p=700, q=400), replica("d", r=20)),
+    )
     silent.engines.answers[ReplicaId("a")] = "silent"
     loop = await epochs(silent, full)
     assert loop.ready.is_set() and full.ordered == [("c", "q", "d")]
@@ -101,7 +103,7 @@ async def test_a_pool_whose_replicas_are_silent_stops_no_other() -> None:
 
 @pytest.mark.parametrize(("scales", "opened", "closed"), [(True, 1, ["d"]), (False, 0, [])])
 async def test_each_kind_of_action_has_its_executor(scales: bool, opened: int, closed: list[str]) -> None:
-    pool = Watched(ENGINE, 3, replica("c", s=20), replica("d"))
+    pool = Watched(SOLE_POOL, 3, replica("c", s=20), replica("d"))
     move = Move(RequestId("s"), ReplicaId("c"), ReplicaId("d"), Tokens(20), Reason.DRAIN, 1)
     pool.live.carry_out(Plan.of((move,), opened=(Open(ReplicaId("e"), "n"),), closed=(ReplicaId("d"),)), scales)
     await pool.live.gather()

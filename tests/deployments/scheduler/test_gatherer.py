@@ -23,7 +23,7 @@ from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool
 from policies.decision.reports import Roster
-from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from tests.deployments.scheduler.fakes import Answers, FakeListing, FakeMembership, Reporting, make_report
 from tests.virtual_time import VirtualLoop, now
 
@@ -358,7 +358,7 @@ class Town:
         """What the scheduler does."""
         while True:
             await self.gatherer.gather(urgent=True)
-            self.memory.observe(self.roster.observe(Pool()), now())
+            self.memory.observe(self.roster.observe(Pool(SOLE_POOL)), now())
             self.check()
             await asyncio.sleep(1.0)
 

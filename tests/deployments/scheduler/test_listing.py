@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.scheduler.listing import ServeListing
-from policies.model import ReplicaId, ReplicaState
+from policies.model import SOLE_POOL, ReplicaId, ReplicaState
 
 
 class Details:
@@ -19,7 +19,7 @@ class Details:
 
     async def remote(self) -> dict[str, Any]:
         replicas = [{"replica_id": r, "state": state, "node_id": None} for r, state in self.states.items()]
-        return {"applications": {"app": self.application | {"deployments": {"Engine": {"replicas": replicas}}}}}
+        return {"applications": {"app": self.application | {"deployments": {SOLE_POOL: {"replicas": replicas}}}}}
 
 
 class Word(Enum):
@@ -31,7 +31,7 @@ class Word(Enum):
 
 async def listed(monkeypatch: pytest.MonkeyPatch, **states: Any) -> ServeListing:
     """What Serve's controller has said."""
-    listing = ServeListing("app", 1.0)
+    listing = ServeListing("app", SOLE_POOL, 1.0)
     monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: Details(**states))
     await listing.refresh()
     return listing
@@ -76,7 +76,7 @@ async def test_while_the_controller_is_away_its_last_list_stands(monkeypatch: py
 
 
 async def test_before_the_first_answer_nothing_is_listed() -> None:
-    listing = ServeListing("app", 1.0)
+    listing = ServeListing("app", SOLE_POOL, 1.0)
     assert not listing.listed and listing.wanted_by_serve == 0 and not listing.lists(ReplicaId("x"))
 
 
@@ -112,7 +112,7 @@ async def test_the_time_of_a_deployment_is_known_if_serve_keeps_it(
 ) -> None:
     details = Details(a="RUNNING")
     details.application = {"last_deployed_time_s": 5.0, "deployed_app_config": config}
-    listing = ServeListing("app", 1.0)
+    listing = ServeListing("app", SOLE_POOL, 1.0)
     monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: details)
     await listing.refresh()
     assert listing.deployed_at == at

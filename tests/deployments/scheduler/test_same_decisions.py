@@ -22,11 +22,21 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.service import ReplicaSpeed
-from policies.decision.observation import ENGINE, PoolReport, Status
+from policies.decision.observation import PoolReport, Status
 from policies.decision.placement import Decision, Place
 from policies.decision.recording import Epoch
 from policies.decision.reports import status_of
-from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import (
+    SOLE_POOL,
+    Blocks,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
 from policies.paths.beliefs import Profile
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.evacuation import CachedContext, ContextCopy
@@ -188,7 +198,7 @@ class Kept:
         self.plans: list[tuple[Plan, ...]] = []
 
     def record(self, epoch: Epoch) -> None:
-        self.plans.append(epoch.plans[ENGINE])
+        self.plans.append(epoch.plans[SOLE_POOL])
 
 
 class ScriptedScheduler:
@@ -211,7 +221,7 @@ class ScriptedScheduler:
         )
         self.core = LiveScheduler(ReplicaId("s"), config, 1, *parts)
         self.core._epochs._recorder = self.kept
-        memory = self.core._memory.pool()
+        memory = self.core._memory.pool(SOLE_POOL)
         memory.terms = replace(memory.terms, speed=speed)
 
     async def play(self, script: list[Look | Arrived | tuple[Plan, ...]]) -> None:

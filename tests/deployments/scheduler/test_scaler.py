@@ -12,7 +12,7 @@ from deployments.serve.bounds import Bounds
 from deployments.serve.scaling import Wanted
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
-from policies.model import ReplicaId
+from policies.model import SOLE_POOL, ReplicaId
 from tests.deployments.scheduler.fakes import Answers, FakeListing
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -33,6 +33,7 @@ class World:
         self.now = 100.0
         self.scaler = ServeScaler(
             "mell",
+            SOLE_POOL,
             self.replicas,
             self.listing,
             (1, 4),

@@ -31,10 +31,9 @@ from policies.decision import memory
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Sizes
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import ENGINE
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import Roster, status_of
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
@@ -559,7 +558,7 @@ async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
     assert not epoch.done()
     await epoch
     for _ in range(2):
-        assert scheduler.core._memory.pool().cluster.requests[RequestId("x")].replica is not None
+        assert scheduler.core._memory.pool(SOLE_POOL).cluster.requests[RequestId("x")].replica is not None
         assert (await scheduler.core.view()).replicas[ReplicaId("a")].requests == 1
         await scheduler.epoch()
 
@@ -631,7 +630,7 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
     assert read == terms
     played = list(play(SchedulerMemory(read), epochs))
     assert [len(epoch.entries) for epoch, _ in played] == [0, 2, 2, 2]
-    assert played[0][0].plans[ENGINE][0].moves
+    assert played[0][0].plans[SOLE_POOL][0].moves
     assert all(same for _, same in played)
 
 
@@ -653,7 +652,7 @@ async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_
     _, epochs = read_recording(tmp_path / "epochs.jsonl")
     ((entry,),) = [epoch.entries for epoch in epochs]
     assert 0 < entry.slices < 8
-    assert scheduler.core._memory.pool().cluster.requests[RequestId("x")].replica is not None
+    assert scheduler.core._memory.pool(SOLE_POOL).cluster.requests[RequestId("x")].replica is not None
 
 
 # --- the dry run --------------------------------------------------------------------------------------
@@ -810,7 +809,7 @@ async def test_the_epoch_after_one_that_failed_decides_on_a_snapshot(
     closed = len(scheduler.scale.closed)
     await asyncio.sleep(1.0)
     await scheduler.epoch()
-    assert ReplicaId("c") in scheduler.core._memory.pool().locations.statuses
+    assert ReplicaId("c") in scheduler.core._memory.pool(SOLE_POOL).locations.statuses
     assert scheduler.scale.closed[closed:] == ["c"]
 
 
@@ -835,7 +834,7 @@ async def test_after_a_failed_epoch_replicas_report_their_whole_caches_again(
     for _ in range(2):
         await asyncio.sleep(1.0)
         await scheduler.epoch()
-    assert scheduler.core._memory.pool().router.tree.copies() == (2, 2)
+    assert scheduler.core._memory.pool(SOLE_POOL).router.tree.copies() == (2, 2)
 
 
 # --- the mode -----------------------------------------------------------------------------------------

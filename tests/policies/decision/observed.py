@@ -17,6 +17,7 @@ from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Roster, status_of
 from policies.model import (
+    SOLE_POOL,
     AdapterId,
     Blocks,
     Phase,
@@ -90,7 +91,7 @@ class Watcher:
             self.roster.forget(replica)
         for load in drawn.loads:
             self.roster.take(Report(self._version, status_of(load), None, load.requests))
-        found = self.roster.observe(Pool(min_replicas=self.least, max_replicas=drawn.most))
+        found = self.roster.observe(Pool(SOLE_POOL, min_replicas=self.least, max_replicas=drawn.most))
         return replace(found, moves=tuple(self._moves(drawn)), opening=drawn.opening)
 
     def observe(self, drawn: Drawn) -> Changes:

@@ -12,7 +12,7 @@ from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import Decision, Place, Queue
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Plan
 from policies.precedence import NO_CLASSES, Precedence, ServiceClass, ServiceClasses
 from policies.rules.registry import POLICIES
@@ -165,7 +165,7 @@ class Shop:
     def __init__(self, spec: str, seats: int) -> None:
         terms = Terms(spec, moves_take_time=False, starts_take_time=False, may_wait_nowhere=True, classes=CLASSES)
         self.memory = PoolMemory(terms)
-        self.pool = Pool(capacity=Tokens(100), min_replicas=1, max_replicas=1)
+        self.pool = Pool(SOLE_POOL, capacity=Tokens(100), min_replicas=1, max_replicas=1)
         self.status = Status(ReplicaId("a"), ReplicaState.RUNNING, "n", Tokens(100), max_requests=seats)
         self.waiting: dict[RequestId, Precedence] = {}
         self.running: list[RequestId] = []

@@ -15,9 +15,9 @@ from policies.decision.deciding import SchedulerMemory, decide_pool, order_by_ha
 from policies.decision.deciding import decide as decide_all
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import Observation, PoolId, PoolReport
+from policies.decision.observation import Observation, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Queue
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import Phase, PoolId, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Move, MoveReport, Path, Plan, Reason
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, Watcher, observed

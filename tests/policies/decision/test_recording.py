@@ -3,9 +3,9 @@
 import json
 
 from policies.decision.limits import Terms
-from policies.decision.observation import ENGINE, Observation
+from policies.decision.observation import Observation
 from policies.decision.recording import Epoch, epoch_line, parse_recording, terms_line
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
 from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal, Reason
 
 A, B, P = ReplicaId("a"), ReplicaId("b"), RequestId("p")
@@ -14,9 +14,9 @@ PLAN = Plan.of((MOVE,), (Placement(P, B),), (Eviction(P, A, Tokens(30)),), (P,),
 
 
 def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_was() -> None:
-    epoch = Epoch((), Observation(1.0, ()), {ENGINE: (PLAN, Plan(proposed=Proposal(PLAN, (MOVE,), 2)))})
+    epoch = Epoch((), Observation(1.0, ()), {SOLE_POOL: (PLAN, Plan(proposed=Proposal(PLAN, (MOVE,), 2)))})
     line = epoch_line(epoch)
-    (recorded, observing) = json.loads(line)["plans"][ENGINE]
+    (recorded, observing) = json.loads(line)["plans"][SOLE_POOL]
     assert list(recorded) == [
         "moves",
         "placements",

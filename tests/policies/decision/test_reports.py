@@ -14,7 +14,7 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter, Roster, status_of
-from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.prefix.change import CacheChange, Tier
 from policies.rules.registry import POLICIES
@@ -65,7 +65,7 @@ class Wire:
         self.reporters = {replica: r for replica, r in self.reporters.items() if replica in {q.id for q in drawn.loads}}
         for load in drawn.loads:
             self.roster.take(self.report(load))
-        return self.roster.observe(Pool(max_replicas=drawn.most))
+        return self.roster.observe(Pool(SOLE_POOL, max_replicas=drawn.most))
 
     def report(self, load: ReplicaLoad) -> Report:
         if not self.changes:
@@ -152,15 +152,15 @@ def test_a_snapshot_has_the_profile_which_is_observed_once() -> None:
     first = reporter.report(one("a: p10"), None)
     assert first.profile is profile
     roster.take(first)
-    assert roster.observe(Pool()).profiles == {a: profile}
+    assert roster.observe(Pool(SOLE_POOL)).profiles == {a: profile}
     second = reporter.report(one("a: p11"), roster.version(a))
     assert second.profile is None
     roster.take(reporter.report(one("a: p12"), None))
-    assert roster.observe(Pool()).profiles == {}
+    assert roster.observe(Pool(SOLE_POOL)).profiles == {}
     roster.forget(a)
     assert roster.version(a) is None
     roster.take(reporter.report(one("a: p12"), None))
-    assert roster.observe(Pool()).profiles == {a: profile}
+    assert roster.observe(Pool(SOLE_POOL)).profiles == {a: profile}
 
 
 def test_ages_go_on_between_full_reports_of_a_request() -> None:
@@ -179,12 +179,12 @@ def test_replicas_that_serve_stops_drain_whatever_they_report_and_others_have_no
     roster, reporter = Roster(), Reporter()
     roster.take(reporter.report(one("a: p10"), None))
     unreported = replace(status_of(one("b:")), capacity=Tokens(0))
-    (a, b) = roster.observe(Pool(), unreported=[unreported], leaving=[ReplicaId("a"), ReplicaId("z")]).replicas
+    (a, b) = roster.observe(Pool(SOLE_POOL), unreported=[unreported], leaving=[ReplicaId("a"), ReplicaId("z")]).replicas
     assert (a.state, b) == (ReplicaState.DRAINING, unreported)
     assert roster.statuses.keys() == {"a"} and roster.observed == {"a": a, "b": b}
     assert [load.state for load in roster.loads([ReplicaId("a")])] == [ReplicaState.DRAINING]
     assert list(roster.loads()) == [roster.load(ReplicaId("a"))]
-    assert [s.state for s in roster.observe(Pool()).replicas] == [ReplicaState.RUNNING]
+    assert [s.state for s in roster.observe(Pool(SOLE_POOL)).replicas] == [ReplicaState.RUNNING]
 
 
 class KeptNames:
@@ -225,9 +225,9 @@ def test_observed_caches_add_up_to_those_of_the_replicas(history: list[tuple[fro
             cache, reporter = KeptNames(), Reporter(first=next(first))
         roster.take(reporter.report(load, roster.version(load.id), cache=cache.change))
         if event == "observe":
-            change = roster.observe(Pool()).caches.get(load.id)
+            change = roster.observe(Pool(SOLE_POOL)).caches.get(load.id)
             if change is not None:
                 kept = frozenset() if change.whole else known - frozenset(change.removed.get(Tier.HBM, ()))
                 known = kept | frozenset(change.stored.get(Tier.HBM, ()))
             assert known == cache.names
-    assert not roster.observe(Pool()).caches, "each change is observed once"
+    assert not roster.observe(Pool(SOLE_POOL)).caches, "each change is observed once"

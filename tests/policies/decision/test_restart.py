@@ -19,7 +19,7 @@ from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter
-from policies.model import ReplicaId, ReplicaLoad, RequestId, Role
+from policies.model import SOLE_POOL, ReplicaId, ReplicaLoad, RequestId, Role
 from policies.paths.beliefs import Profile
 from policies.plan import Action, Move, MoveReport, Path
 from policies.prefix.change import CacheChange, Tier
@@ -245,17 +245,17 @@ def test_a_restarted_roster_asks_for_snapshots_and_takes_what_is_under_way_witho
     made = Watcher(PoolMemory(Terms()))
     roster, reporter = made.roster, Reported(profile)
     roster.take(reporter.report(load, roster.version(A), cache))
-    first = roster.observe(Pool())
+    first = roster.observe(Pool(SOLE_POOL))
     assert (first.whole, first.profiles, first.caches) == (False, {A: profile}, {A: cache})
     version = roster.version(A)
     roster.restart()
     assert roster.version(A) is None
     late = CacheChange({Tier.HBM: (3,)}, {}, whole=False)
     roster.take(reporter.report(load, version, late))
-    second = roster.observe(Pool())
+    second = roster.observe(Pool(SOLE_POOL))
     assert second.whole and [q.load.id for q in second.requests] == ["p"] and not second.caches
     roster.take(reporter.report(load, roster.version(A), cache))
-    third = roster.observe(Pool())
+    third = roster.observe(Pool(SOLE_POOL))
     assert (third.whole, third.profiles, third.caches, third.requests) == (False, {A: profile}, {A: cache}, ())
     assert roster.version(A) is not None
 

@@ -16,7 +16,7 @@ from policies.decision.limits import Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import Decision, NoReplica, Place, Queue
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Move, MoveReport, Path, Reason
 from policies.prefix.change import CacheChange, Tier
@@ -47,7 +47,7 @@ def memory(
         for i, size in enumerate(sizes)
     ]
     report = PoolReport(
-        Pool(capacity=CAPACITY, min_replicas=len(loads), max_replicas=len(loads)),
+        Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=len(loads), max_replicas=len(loads)),
         tuple(Status(replica, ReplicaState.RUNNING, "node", CAPACITY, 10) for replica in loads),
         requests=tuple(requests),
         caches={replica: stored(*names) for replica, names in caches.items()},
@@ -107,7 +107,7 @@ def test_a_queued_request_that_moves_takes_its_promise_along() -> None:
     both = made.router.queues.wait_s(B, 0.0)
     waiting = [Resident(B, RequestLoad(RequestId(name), "", Tokens(100), Phase.WAITING, 0.0, 0)) for name in tails]
     moved = replace(waiting[0], replica=A)
-    pool = Pool(capacity=CAPACITY, min_replicas=2, max_replicas=2)
+    pool = Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=2, max_replicas=2)
     decide_pool(made, PoolReport(pool, requests=tuple(waiting)), 0.1)
     report = MoveReport(RequestId("p"), B, A, moved=True, path=Path.TOKENS)
     decide_pool(made, PoolReport(pool, requests=(moved,), moves=(report,)), 0.2)
@@ -184,7 +184,7 @@ def test_a_prefix_is_copied_to_where_there_is_room() -> None:
 @pytest.mark.parametrize(("capacity", "gives"), [(CAPACITY, True), (Tokens(0), False)], ids=["alive", "silent"])
 def test_a_replica_that_is_about_to_stop_gives_its_prefixes(capacity: Tokens, gives: bool) -> None:
     made = memory({A: [], C: [100]}, {A: PROMPT, C: []}, copies=True)
-    pool = Pool(capacity=CAPACITY, min_replicas=1, max_replicas=2)
+    pool = Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=1, max_replicas=2)
     draining = Status(A, ReplicaState.DRAINING, "node", capacity, 10)
     decide_pool(made, PoolReport(pool, replicas=(draining,)), 0.1)
     placed = place(made, arrival(), 0.2)
@@ -228,7 +228,7 @@ def test_a_session_stays_on_its_replica_while_there_is_room() -> None:
 
 def test_blocks_of_a_lost_replica_are_gone() -> None:
     made = memory({A: [300], B: [100]}, {A: [], B: PROMPT})
-    decide_pool(made, PoolReport(Pool(capacity=CAPACITY, min_replicas=1, max_replicas=2), lost=(B,)), 1.0)
+    decide_pool(made, PoolReport(Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=1, max_replicas=2), lost=(B,)), 1.0)
     assert place(made, arrival(), 1.0) == Place(A, Matched())
     made.router.tree.check_integrity()
 
@@ -241,7 +241,7 @@ def test_the_prompts_of_placed_requests_are_known_until_these_end(ended: str) ->
     assert [made.router.present(placed.id, replica) for replica in (A, B, C)] == [40, 100, 0]
     assert made.router.present(RequestId("a0"), B) == 0
     load = RequestLoad(placed.id, "", Tokens(101), Phase.DECODE, 0.0, 0)
-    pool = Pool(capacity=CAPACITY, min_replicas=2, max_replicas=2)
+    pool = Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=2, max_replicas=2)
     if ended == "gone":
         decide_pool(made, PoolReport(pool, requests=(Resident(B, load),)), 0.1)
         assert made.router.present(placed.id, B) == 100
@@ -258,7 +258,7 @@ def test_a_prefill_that_is_over_is_waited_for_no_more(ended: str) -> None:
     assert made.router.queues.wait_s(A, 0.0) > 4
     load = RequestLoad(RequestId("p"), "", Tokens(501), Phase.DECODE, 0.0, 0)
     report = PoolReport(
-        Pool(capacity=CAPACITY, min_replicas=2, max_replicas=2),
+        Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=2, max_replicas=2),
         requests=(Resident(A, load),) if ended == "decodes" else (),
         gone=(load.id,) if ended == "gone" else (),
     )

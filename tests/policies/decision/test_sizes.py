@@ -10,7 +10,7 @@ from policies.decision.limits import Limits, Sizes, Terms, as_given
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import Decision, Place, Queue
-from policies.model import Blocks, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Blocks, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Plan
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -31,7 +31,7 @@ class Observed:
         """An epoch later, the engines use so many tokens, and have these requests with their tokens decoding."""
         self.now += 1.0
         report = PoolReport(
-            Pool(capacity=CAPACITY, min_replicas=2, max_replicas=2),
+            Pool(SOLE_POOL, capacity=CAPACITY, min_replicas=2, max_replicas=2),
             tuple(
                 Status(r, ReplicaState.RUNNING, "node", CAPACITY, BLOCK, Blocks((CAPACITY - tokens) // BLOCK))
                 for r, tokens in used.items()

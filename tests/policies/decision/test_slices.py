@@ -11,10 +11,10 @@ from policies.cluster.changes import Arrival
 from policies.decision import slices
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, place
 from policies.decision.limits import LiveLimits, Terms
-from policies.decision.observation import ENGINE, Observation
+from policies.decision.observation import Observation
 from policies.decision.placement import Decision, Place, Queue
 from policies.decision.slices import finish
-from policies.model import ReplicaState, RequestId, Tokens
+from policies.model import SOLE_POOL, ReplicaState, RequestId, Tokens
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, Watcher
 from tests.policies.decision.test_reports import histories
@@ -34,7 +34,7 @@ class Deciding:
 
     def __init__(self, name: str) -> None:
         self.memory = SchedulerMemory(Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0)))
-        self.watcher = Watcher(self.memory.pool())
+        self.watcher = Watcher(self.memory.pool(SOLE_POOL))
         self.pauses = 0
 
     def slices(self, drawn: Drawn) -> Generator[None, None, Plans]:
@@ -43,7 +43,7 @@ class Deciding:
 
     def place(self, request: RequestId, tokens: int, now: float) -> Decision:
         """Place a request."""
-        pool = self.memory.pool()
+        pool = self.memory.pool(SOLE_POOL)
         decision = place(pool, Arrival(request, Tokens(tokens)), now)
         pool.cluster.check_integrity()
         if isinstance(decision, Place | Queue):
@@ -72,7 +72,7 @@ def test_at_every_pause_requests_can_be_placed_or_placed_anew_and_a_replay_with_
                 plans = end.value
                 break
             done += 1
-        live.memory.pool().cluster.check_integrity()
+        live.memory.pool(SOLE_POOL).cluster.check_integrity()
         replayed, passed = again.slices(drawn), 0
         for at, call, decision in entries:
             while passed < at:
@@ -80,7 +80,7 @@ def test_at_every_pause_requests_can_be_placed_or_placed_anew_and_a_replay_with_
                 passed += 1
             assert again.place(*call) == decision
         assert finish(replayed) == plans
-        moved = {move.request for plan in plans[ENGINE] for move in plan.moves}
+        moved = {move.request for plan in plans[SOLE_POOL] for move in plan.moves}
         assert moved.isdisjoint(request for at, (request, _, _), _ in entries if at == done), (
             "the placement replaces the move"
         )

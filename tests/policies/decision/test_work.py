@@ -15,7 +15,17 @@ from policies.decision.limits import Limits, LiveLimits, Sizes, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Observation, Pool, PoolReport
 from policies.decision.reports import Report, Roster, status_of
-from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import (
+    SOLE_POOL,
+    Blocks,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
 
 CAPACITY = Tokens(1024)
 BLOCK = 16
@@ -37,7 +47,7 @@ def report(roster: Roster, replicas: int, version: int = 1) -> PoolReport:
         replica = ReplicaId(f"r{number:04}")
         load = ReplicaLoad(replica, ReplicaState.RUNNING, replica[:-1], CAPACITY, BLOCK, free, 64, requests, "m")
         roster.take(Report(version, status_of(load), None, load.requests))
-    return roster.observe(Pool(min_replicas=replicas, max_replicas=replicas))
+    return roster.observe(Pool(SOLE_POOL, min_replicas=replicas, max_replicas=replicas))
 
 
 def instructions(call: Callable[[], object]) -> int:
@@ -88,5 +98,5 @@ def test_a_decision_pauses_between_a_few_changes_of_each_kind(monkeypatch: pytes
     assert came >= 100 // 8 + 2 * (200 // 8), "100 replicas have reported; 200 requests are new, and have a place"
     for replica in tuple(roster.statuses):
         roster.forget(replica)
-    gone = roster.observe(Pool(min_replicas=1, max_replicas=100))
+    gone = roster.observe(Pool(SOLE_POOL, min_replicas=1, max_replicas=100))
     assert sum(1 for _ in decide_in_slices(memory, Observation(1.0, (gone,)))) >= 200 // 8

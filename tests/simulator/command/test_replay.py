@@ -11,9 +11,9 @@ from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.disaggregation.roles import set_role
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
-from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
+from policies.decision.observation import Observation, Pool, PoolReport
 from policies.decision.recording import Epoch, ModeOrdered, PlacedCall, RoleOrdered
-from policies.model import ReplicaId, RequestId, Role, Tokens
+from policies.model import SOLE_POOL, ReplicaId, RequestId, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Plan
 from policies.prefix.change import CacheChange, Tier
@@ -29,22 +29,24 @@ TERMS = Terms("pack:headroom_s=0,comfort=0,rest=0", LiveLimits(Limits(cooldown_s
 def recording(path: Path, tampered: bool = False) -> Path:
     """Two epochs of one cluster, and an arrival between them."""
     memory = SchedulerMemory(TERMS)
-    watcher = Watcher(memory.pool())
+    watcher = Watcher(memory.pool(SOLE_POOL))
     recorder = FileRecorder(path, TERMS)
     entries: tuple[PlacedCall, ...] = ()
     for now in range(2):
         seen = Observation(float(now), (watcher.report(observed("a: p40! | b: r15", float(now))),))
         plans = decide(memory, seen)
-        assert bool(plans[ENGINE][0].moves) is (now == 0)
+        assert bool(plans[SOLE_POOL][0].moves) is (now == 0)
         recorder.record(
             Epoch(
                 entries,
                 seen,
-                {ENGINE: (Plan.of(closed=plans[ENGINE][0].closed, queued=(RequestId("?"),)),)} if tampered else plans,
+                {SOLE_POOL: (Plan.of(closed=plans[SOLE_POOL][0].closed, queued=(RequestId("?"),)),)}
+                if tampered
+                else plans,
             )
         )
         entries = (PlacedCall(now + 0.5, Arrival(RequestId("x"), Tokens(50)), ()),)
-        place(memory.pool(), entries[0].arrival, entries[0].at)
+        place(memory.pool(SOLE_POOL), entries[0].arrival, entries[0].at)
     recorder.close()
     return path
 
@@ -52,17 +54,17 @@ def recording(path: Path, tampered: bool = False) -> Path:
 def test_an_operators_role_is_recorded_and_decided_again(tmp_path: Path) -> None:
     terms = Terms("best_fit", LiveLimits(Limits(), 0.0, 0.0, 60.0, 0.0))
     memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
-    watcher = Watcher(memory.pool(), least=2)
+    watcher = Watcher(memory.pool(SOLE_POOL), least=2)
     profile = Profile("n", "cache", 1.0, Line.of(1000.0))
     orders: tuple[RoleOrdered, ...] = ()
     for now, moves in enumerate((0, 1, 0)):
         seen = watcher.report(observed("a: p40~ | b:", float(now)))
         seen = replace(seen, profiles={ReplicaId(name): profile for name in "ab"} if now == 0 else {})
         plans = decide(memory, Observation(float(now), (seen,)))
-        assert len(plans[ENGINE][0].moves) == moves
+        assert len(plans[SOLE_POOL][0].moves) == moves
         recorder.record(Epoch(orders, Observation(float(now), (seen,)), plans))
         orders = (RoleOrdered(now + 0.5, ReplicaId("a"), Role.PREFILL if now == 0 else None),)
-        set_role(memory.pool(), orders[0].replica, orders[0].role)
+        set_role(memory.pool(SOLE_POOL), orders[0].replica, orders[0].role)
     recorder.close()
     recorded = [entry for epoch in read_recording(tmp_path / "epochs.jsonl")[1] for entry in epoch.entries]
     assert recorded == [RoleOrdered(0.5, ReplicaId("a"), Role.PREFILL), RoleOrdered(1.5, ReplicaId("a"), None)]
@@ -72,12 +74,12 @@ def test_an_operators_role_is_recorded_and_decided_again(tmp_path: Path) -> None
 def test_an_ordered_mode_is_recorded_and_decided_in_again(tmp_path: Path) -> None:
     terms = replace(TERMS, mode=Mode.OFF)
     memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
-    watcher = Watcher(memory.pool())
+    watcher = Watcher(memory.pool(SOLE_POOL))
     orders: tuple[ModeOrdered, ...] = ()
     for now, moves in enumerate((0, 1)):
         seen = Observation(float(now), (watcher.report(observed("a: p40! | b: r15", float(now))),))
         plans = decide(memory, seen)
-        assert len(plans[ENGINE][0].moves) == moves
+        assert len(plans[SOLE_POOL][0].moves) == moves
         recorder.record(Epoch(orders, seen, plans))
         orders = (ModeOrdered(now + 0.5, Mode.ACT),)
         memory.set_mode(Mode.ACT)
@@ -88,14 +90,14 @@ def test_an_ordered_mode_is_recorded_and_decided_in_again(tmp_path: Path) -> Non
 def test_the_proposals_of_mode_observe_are_recorded_and_decided_again(tmp_path: Path) -> None:
     terms = replace(TERMS, mode=Mode.OBSERVE)
     memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
-    seen = Observation(0.0, (Watcher(memory.pool()).report(observed("a: p40! | b: r15")),))
+    seen = Observation(0.0, (Watcher(memory.pool(SOLE_POOL)).report(observed("a: p40! | b: r15")),))
     plans = decide(memory, seen)
-    proposal = plans[ENGINE][0].proposed
+    proposal = plans[SOLE_POOL][0].proposed
     assert proposal is not None and proposal.plan.moves
     recorder.record(Epoch((), seen, plans))
     recorder.close()
     (epoch,) = read_recording(tmp_path / "epochs.jsonl")[1]
-    assert epoch.plans[ENGINE][0].proposed == proposal
+    assert epoch.plans[SOLE_POOL][0].proposed == proposal
     assert replay(tmp_path / "epochs.jsonl").different == ()
 
 
@@ -114,7 +116,7 @@ def test_a_different_plan_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_changes_of_caches_are_recorded(tmp_path: Path) -> None:
     change = CacheChange({Tier.HBM: (1, (1 << 64) - 1)}, {Tier.DRAM: (2,)}, False)
-    report = PoolReport(Pool(), caches={ReplicaId("a"): change})
+    report = PoolReport(Pool(SOLE_POOL), caches={ReplicaId("a"): change})
     recorder = FileRecorder(tmp_path / "epochs.jsonl", TERMS)
     recorder.record(Epoch((), Observation(0.0, (report,)), {}))
     recorder.close()

@@ -12,7 +12,7 @@ from policies.cost.service import ServiceLevel
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation, Pool, PoolReport, Resident, Status
 from policies.decision.recording import Epoch, PlacedCall
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from simulator.errors import BadInput
@@ -37,13 +37,13 @@ def reports() -> list[PoolReport]:
     for decodes in range(1, 40):
         totals.append(totals[-1].add(0.01 + 0.001 * decodes, decodes, 0.0, steps=30))
     made = [
-        PoolReport(Pool(), (status(ReplicaState.STARTING, totals[0]),)),
-        PoolReport(Pool(), profiles={A: Profile("node", "c", 256.0, Line(0.0, 1e-3))}),
-        *(PoolReport(Pool(), (status(ReplicaState.RUNNING, total),)) for total in totals[1:]),
+        PoolReport(Pool(SOLE_POOL), (status(ReplicaState.STARTING, totals[0]),)),
+        PoolReport(Pool(SOLE_POOL), profiles={A: Profile("node", "c", 256.0, Line(0.0, 1e-3))}),
+        *(PoolReport(Pool(SOLE_POOL), (status(ReplicaState.RUNNING, total),)) for total in totals[1:]),
     ]
-    made[4] = PoolReport(Pool(), made[4].replicas, requests=(resident(OLD, 70), resident(NEW, 110)))
-    made[5] = PoolReport(Pool(), made[5].replicas, sizes={OLD: Tokens(90), NEW: Tokens(130)})
-    made[6] = PoolReport(Pool(), made[6].replicas, gone=(NEW,), requests=(resident(LATE, 60),))
+    made[4] = PoolReport(Pool(SOLE_POOL), made[4].replicas, requests=(resident(OLD, 70), resident(NEW, 110)))
+    made[5] = PoolReport(Pool(SOLE_POOL), made[5].replicas, sizes={OLD: Tokens(90), NEW: Tokens(130)})
+    made[6] = PoolReport(Pool(SOLE_POOL), made[6].replicas, gone=(NEW,), requests=(resident(LATE, 60),))
     return made
 
 
