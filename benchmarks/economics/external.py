@@ -13,7 +13,7 @@ import ray
 from app.client.documents import StateDocument
 from deployments.serve.retirement import generation
 from deployments.serve.scaling import Wanted, write_wanted
-from policies.model import Phase
+from policies.model import SOLE_POOL, Phase
 from simulator.autoscaling.fleet import TICK_S
 from simulator.replay.probe import MellProbe
 from simulator.replay.run import every
@@ -40,7 +40,7 @@ def number_of_replicas() -> Iterator[Callable[[int], None]]:
     ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     try:
         serve = generation()
-        yield lambda count: write_wanted(_APP, serve, Wanted(count, time.time()))
+        yield lambda count: write_wanted(_APP, SOLE_POOL, serve, Wanted(count, time.time()))
     finally:
         ray.shutdown()
 

@@ -468,7 +468,7 @@ class EpochScheduler(LiveScheduler):
         clock, wall_clock = time.monotonic, time.time
         scaler = ServeScaler(app, pool, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
         fence = next_fence(app)
-        roles, modes = ServeRoleStore(app), ServeModeStore(app)
+        roles, modes = ServeRoleStore(app, pool), ServeModeStore(app)
         super().__init__(
             own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock, roles, modes
         )

@@ -110,7 +110,7 @@ class ServeScaler:
         self._replicas = replicas
         self._listing = listing
         self._configured = bounds
-        self.min_replicas, self.max_replicas = read_bounds(app, generation(), bounds)
+        self.min_replicas, self.max_replicas = read_bounds(app, pool, generation(), bounds)
         self._freed = freed
         self._clock = clock
         self._wall_clock = wall_clock
@@ -141,7 +141,7 @@ class ServeScaler:
         return self.min_replicas if self._wanted is None else self._wanted
 
     def _inherited(self) -> int:
-        found = read_wanted(self._app, generation())
+        found = read_wanted(self._app, self._pool, generation())
         if found is not None and self._wall_clock() - found.at < _INHERITED_S:
             return self._bounded(found.count)
         return self._of_serve()
@@ -163,7 +163,7 @@ class ServeScaler:
 
     def set_bounds(self, bounds: Bounds) -> None:
         """See `Scaler.set_bounds`. Above the maximum, Serve stops replicas, whose requests are evacuated."""
-        write_bounds(self._app, generation(), self._configured, bounds)
+        write_bounds(self._app, self._pool, generation(), self._configured, bounds)
         before, (self.min_replicas, self.max_replicas) = self.wanted, bounds
         self._wanted = min(max(before, self.min_replicas), self.max_replicas)
         log.info("at least %d and at most %d replicas, %d for now", *bounds, self._wanted)
@@ -172,7 +172,7 @@ class ServeScaler:
     def publish(self) -> None:
         """See `Scaler.publish`."""
         if self._scales and not self._stopping.locked():
-            write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
+            write_wanted(self._app, self._pool, generation(), Wanted(self.wanted, self._wall_clock()))
 
     def open(self, count: int) -> None:
         """See `Scaler.open`."""

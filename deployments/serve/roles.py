@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
-from policies.model import ReplicaId, Role
+from policies.model import PoolId, ReplicaId, Role
 
 _NAMESPACE = b"mell"
 
@@ -24,10 +24,10 @@ class RoleStore(Protocol):
 
 
 class ServeRoleStore:
-    """Implements `RoleStore` for an application. Calls block for a round trip to Ray's control service."""
+    """Implements `RoleStore` for a pool of an application. Calls block for a round trip to Ray's control service."""
 
-    def __init__(self, app: str) -> None:
-        self._key = f"roles/{app}".encode()
+    def __init__(self, app: str, pool: PoolId) -> None:
+        self._key = f"roles/{app}/{pool}".encode()
 
     def read(self) -> dict[ReplicaId, Role]:
         """See `RoleStore.read`."""

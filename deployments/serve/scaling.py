@@ -1,7 +1,7 @@
 """Mell's code inside Serve's controller: mirrors the scheduler's number of replicas, and stops exactly the emptied one.
 
-The scheduler's number lives in Ray's internal key-value store, under a key of this application and this start of Serve.
-So it survives restarts of the scheduler and of the controller, and a repeated deployment of the configuration.
+The scheduler's number lives in Ray's internal key-value store, under a key of the pool and this start of Serve. So it
+survives restarts of the scheduler and of the controller, and a repeated deployment of the configuration.
 
 Serve ships this module by value to its controller, where the project may not be installed. So it imports nothing of the
 project.
@@ -38,24 +38,24 @@ class Wanted:
     at: float
 
 
-def read_wanted(app: str, generation: str) -> Wanted | None:
-    """The number written last; None if there is none, or reading fails."""
+def read_wanted(app: str, pool: str, generation: str) -> Wanted | None:
+    """The number written last for a pool of an application; None if there is none, or reading fails."""
     try:
-        found = _internal_kv_get(_key(app, generation), namespace=_NAMESPACE)
+        found = _internal_kv_get(_key(app, pool, generation), namespace=_NAMESPACE)
         return None if found is None else Wanted(**json.loads(found))
     except Exception:
         # An exception in one autoscaling policy would stop the scaling of every application.
         return None
 
 
-def write_wanted(app: str, generation: str, wanted: Wanted) -> None:
-    """Write the wanted number."""
+def write_wanted(app: str, pool: str, generation: str, wanted: Wanted) -> None:
+    """Write the wanted number of a pool's replicas."""
     value = json.dumps({"count": wanted.count, "at": wanted.at}).encode()
-    _internal_kv_put(_key(app, generation), value, overwrite=True, namespace=_NAMESPACE)
+    _internal_kv_put(_key(app, pool, generation), value, overwrite=True, namespace=_NAMESPACE)
 
 
-def _key(app: str, generation: str) -> bytes:
-    return f"wanted/{app}/{generation}".encode()
+def _key(app: str, pool: str, generation: str) -> bytes:
+    return f"wanted/{app}/{pool}/{generation}".encode()
 
 
 def _generation() -> str:
@@ -73,7 +73,7 @@ class MirrorWanted:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The scheduler's number, or the current target without one; Serve applies min_replicas and max_replicas."""
-        wanted = read_wanted(context.app_name, _generation())
+        wanted = read_wanted(context.app_name, context.deployment_name, _generation())
         if wanted is None or self._wall_clock() - wanted.at > STALE_S:
             return context.target_num_replicas, {}
         return wanted.count, {}
@@ -115,7 +115,7 @@ def _stop(serve_controller: Any, deployment: DeploymentID, replica: str, count: 
     found = {r.replica_id for r in state._replicas.get(states) if r.replica_id.unique_id == replica}
     if not found:
         return False
-    write_wanted(deployment.app_name, _generation(), Wanted(count, time.time()))
+    write_wanted(deployment.app_name, deployment.name, _generation(), Wanted(count, time.time()))
     state.stop_replicas(found)
     manager.set_target_num_replicas(deployment, count)
     return True

@@ -213,7 +213,7 @@ async def test_a_call_is_refused(
     monkeypatch: pytest.MonkeyPatch, cause: Cause, ask: Callable[[], Awaitable[None]]
 ) -> None:
     monkeypatch.setattr(scaler, "generation", lambda: "g")
-    monkeypatch.setattr(scaler, "read_bounds", lambda app, generation, configured: configured)
+    monkeypatch.setattr(scaler, "read_bounds", lambda app, pool, generation, configured: configured)
     with pytest.raises(Refused) as caught:
         await ask()
     assert caught.value.cause is cause

@@ -12,7 +12,7 @@ from deployments.serve.bounds import Bounds
 from deployments.serve.scaling import Wanted
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
-from policies.model import SOLE_POOL, ReplicaId
+from policies.model import SOLE_POOL, PoolId, ReplicaId
 from tests.deployments.scheduler.fakes import Answers, FakeListing
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -42,7 +42,7 @@ class World:
             lambda: self.now,
         )
 
-    def write(self, app: str, generation: str, wanted: Wanted) -> None:
+    def write(self, app: str, pool: PoolId, generation: str, wanted: Wanted) -> None:
         self.store = wanted
 
     async def retire(self, app: str, deployment: str, replica: ReplicaId, count: int) -> bool:
@@ -59,14 +59,14 @@ class World:
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     monkeypatch.setattr(scaler, "generation", lambda: "g")
     kept: dict[str, Bounds] = {}
-    monkeypatch.setattr(scaler, "read_bounds", lambda app, generation, configured: kept.get(app, configured))
+    monkeypatch.setattr(scaler, "read_bounds", lambda app, pool, generation, configured: kept.get(app, configured))
     monkeypatch.setattr(
-        scaler, "write_bounds", lambda app, generation, configured, ordered: kept.update({app: ordered})
+        scaler, "write_bounds", lambda app, pool, generation, configured, ordered: kept.update({app: ordered})
     )
 
     def made(*args: Any, **knobs: Any) -> World:
         world = World(*args, **knobs)
-        monkeypatch.setattr(scaler, "read_wanted", lambda app, generation: world.store)
+        monkeypatch.setattr(scaler, "read_wanted", lambda app, pool, generation: world.store)
         monkeypatch.setattr(scaler, "write_wanted", world.write)
         monkeypatch.setattr(scaler, "retire", world.retire)
         return world

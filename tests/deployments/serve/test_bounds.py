@@ -1,16 +1,19 @@
-"""An operator's bounds count for the application and the start of Serve for which they were set."""
+"""An operator's bounds count for the pool, the application and the start of Serve for which they were set."""
 
 import pytest
 
 from deployments.serve import bounds
+from policies.model import SOLE_POOL, PoolId
 
 
 def test_bounds_count_until_others_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: dict[bytes, bytes] = {}
     monkeypatch.setattr(bounds, "_internal_kv_get", lambda key, namespace: kept.get(key))
     monkeypatch.setattr(bounds, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
-    assert bounds.read_bounds("mell", "g", (1, 2)) == (1, 2)
-    bounds.write_bounds("mell", "g", (1, 2), (3, 4))
-    assert bounds.read_bounds("mell", "g", (1, 2)) == (3, 4)
-    assert bounds.read_bounds("mell", "g", (1, 5)) == (1, 5), "another configuration"
-    assert bounds.read_bounds("mell", "h", (1, 2)) == bounds.read_bounds("other", "g", (1, 2)) == (1, 2)
+    assert bounds.read_bounds("mell", SOLE_POOL, "g", (1, 2)) == (1, 2)
+    bounds.write_bounds("mell", SOLE_POOL, "g", (1, 2), (3, 4))
+    assert bounds.read_bounds("mell", SOLE_POOL, "g", (1, 2)) == (3, 4)
+    assert bounds.read_bounds("mell", SOLE_POOL, "g", (1, 5)) == (1, 5), "another configuration"
+    assert bounds.read_bounds("mell", SOLE_POOL, "h", (1, 2)) == (1, 2), "another start of Serve"
+    assert bounds.read_bounds("mell", PoolId("Other"), "g", (1, 2)) == (1, 2)
+    assert bounds.read_bounds("other", SOLE_POOL, "g", (1, 2)) == (1, 2)

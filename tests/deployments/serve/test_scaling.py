@@ -19,6 +19,7 @@ from deployments.serve.scaling import (
     stop_exactly,
     write_wanted,
 )
+from policies.model import SOLE_POOL
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,7 @@ class Context:
 
     target_num_replicas: int
     app_name: str = "mell"
+    deployment_name: str = SOLE_POOL
 
 
 NOW = 1000.0
@@ -48,25 +50,30 @@ def mirrored() -> tuple[int, dict[str, Any]]:
 
 
 def test_the_schedulers_number_counts() -> None:
-    write_wanted("mell", "g", Wanted(5, NOW))
+    write_wanted("mell", SOLE_POOL, "g", Wanted(5, NOW))
     assert mirrored() == (5, {})
 
 
 @pytest.mark.parametrize(
-    ("app", "generation", "age_s"),
-    [("other", "g", 0.0), ("mell", "earlier", 0.0), ("mell", "g", STALE_S + 1)],
-    ids=["another application", "another start of Serve", "stale"],
+    ("app", "pool", "generation", "age_s"),
+    [
+        ("other", SOLE_POOL, "g", 0.0),
+        ("mell", "Other", "g", 0.0),
+        ("mell", SOLE_POOL, "earlier", 0.0),
+        ("mell", SOLE_POOL, "g", STALE_S + 1),
+    ],
+    ids=["another application", "another pool", "another start of Serve", "stale"],
 )
-def test_without_a_fresh_number_the_target_stays(app: str, generation: str, age_s: float) -> None:
-    write_wanted(app, generation, Wanted(5, NOW - age_s))
+def test_without_a_fresh_number_the_target_stays(app: str, pool: str, generation: str, age_s: float) -> None:
+    write_wanted(app, pool, generation, Wanted(5, NOW - age_s))
     assert mirrored() == (2, {})
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{}", b"5", b'{"count": 1}'])
 def test_an_unreadable_value_is_no_number(store: dict[bytes, bytes], garbage: bytes) -> None:
-    write_wanted("mell", "g", Wanted(5, NOW))
+    write_wanted("mell", SOLE_POOL, "g", Wanted(5, NOW))
     store.update(dict.fromkeys(store, garbage))
-    assert read_wanted("mell", "g") is None
+    assert read_wanted("mell", SOLE_POOL, "g") is None
     assert mirrored() == (2, {})
 
 
@@ -95,7 +102,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self.deployment_state_manager: Any = self
-        self._deployment_states = {DeploymentID("Engine", "mell"): self}
+        self._deployment_states = {DeploymentID(SOLE_POOL, "mell"): self}
         self._replicas = self
 
     def get(self, states: list[ReplicaState]) -> list[Replica]:
@@ -111,7 +118,7 @@ class Controller:
 
 def test_just_that_replica_is_stopped_and_the_number_follows() -> None:
     controller = Controller([Replica(Id("a")), Replica(Id("b")), Replica(Id("c"))])
-    assert stop_exactly(controller, "mell", "Engine", "b", 2)
+    assert stop_exactly(controller, "mell", SOLE_POOL, "b", 2)
     assert (controller.stopped, controller.target) == (["b"], 2)
     assert MirrorWanted()(Context(3)) == (2, {}), "or the next step would start another"
 
@@ -126,16 +133,16 @@ async def test_a_replica_is_stopped_between_two_steps_of_the_controller(monkeypa
 
     monkeypatch.setattr("ray._common.utils._BACKGROUND_TASKS", {asyncio.create_task(run_control_loop())})
     await asyncio.sleep(0)
-    call = asyncio.to_thread(stop_exactly, controller, "mell", "Engine", "a", 1)
+    call = asyncio.to_thread(stop_exactly, controller, "mell", SOLE_POOL, "a", 1)
     assert await call and controller.threads == {threading.get_ident()}
     ends.set()
 
 
 def test_of_a_replica_that_is_gone_nothing_changes() -> None:
     controller = Controller([Replica(Id("a"))])
-    assert not stop_exactly(controller, "mell", "Engine", "b", 0)
+    assert not stop_exactly(controller, "mell", SOLE_POOL, "b", 0)
     assert (controller.stopped, controller.target) == ([], None)
-    assert read_wanted("mell", "g") is None
+    assert read_wanted("mell", SOLE_POOL, "g") is None
 
 
 # --- Serve's own rule ---------------------------------------------------------------------------------
@@ -146,8 +153,8 @@ def test_serves_own_rule_counts_the_requests_that_replicas_report(
     counts: tuple[int, ...], running: int, wanted: float
 ) -> None:
     context = AutoscalingContext(
-        deployment_id=DeploymentID("Engine", "mell"),
-        deployment_name="Engine",
+        deployment_id=DeploymentID(SOLE_POOL, "mell"),
+        deployment_name=SOLE_POOL,
         app_name="mell",
         current_num_replicas=running,
         target_num_replicas=running,
