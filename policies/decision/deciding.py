@@ -1,6 +1,6 @@
 """The decision: one pure function from an observation and a memory to plans, with a small entry for arrivals.
 
-The steps of an epoch of a pool:
+All pools are observed before any decides. The steps of an epoch of a pool:
 
     observe      update the cluster with the observation, and list the changes for the policy
     assign       assign roles, if prefill and decoding are disaggregated
@@ -93,24 +93,32 @@ def decide(memory: SchedulerMemory, observation: Observation) -> Plans:
 
 
 def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Generator[None, None, Plans]:
-    """As `decide`, with a pause every few milliseconds. During pauses `place` and `order_by_hand` may be called.
+    """As `decide`, with a pause every few milliseconds. All pools are observed before any decides.
 
-    Plans depend on the pauses in which the calls happen, so recordings contain the number of slices before each call.
+    During pauses `place` and `order_by_hand` may be called. Plans depend on the pauses in which the calls happen, so
+    recordings contain the number of slices before each call.
     """
-    plans = {}
+    now, observed = observation.now, []
     for seen in observation.pools:
-        pool = seen.pool.deployment
-        plans[pool] = yield from _decide_pool(memory.pool(pool), seen, observation.now)
+        pool = memory.pool(seen.pool.deployment)
+        changes = yield from pool.observe_in_slices(seen, now)
+        observed.append((pool, seen, changes))
+    plans = {}
+    for pool, seen, changes in observed:
+        plans[seen.pool.deployment] = yield from _decide_pool(pool, seen, changes, now)
     return plans
 
 
 def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan, ...]:
     """Decide an epoch of one pool. Updates the memory."""
-    return finish(_decide_pool(memory, seen, now))
+    return finish(_decide_pool(memory, seen, memory.observe(seen, now), now))
 
 
-def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
-    changes = yield from memory.observe_in_slices(seen, now)
+def _decide_pool(
+    memory: PoolMemory, seen: PoolReport, changes: Changes, now: float
+) -> Generator[None, None, tuple[Plan, ...]]:
+    # During the observations of other pools, arrivals may have been placed on this one.
+    changes = replace(changes, crossed=tuple(c for c in changes.crossed if memory.locations.is_placed(c.request)))
     terms, cluster = memory.terms, memory.cluster
     limits = terms.limits.resolve(memory.learned.experience, FORESEEN if terms.has_level else None)
     if (speed := replica_speed(memory)) is not None:
