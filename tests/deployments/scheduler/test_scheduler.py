@@ -27,9 +27,10 @@ from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cost.latencies import ERROR, ServiceTimes
 from policies.cost.lines import Line
-from policies.decision import memory
+from policies.decision import slices
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Sizes
+from policies.decision.locations import Locations
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import Roster, status_of
@@ -637,7 +638,7 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
 async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_they_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "SLICE", 1)
+    monkeypatch.setattr(slices, "SLICE", 1)
     requests = [running(f"r{number}") for number in range(8)]
     scheduler = await make_scheduler(make_report("a", 236, tuple(requests)), make_report("b", 256))
     grown = tuple(replace(request, tokens=Tokens(12)) for request in requests)
@@ -795,7 +796,7 @@ async def test_an_epoch_that_fails_is_followed_by_another() -> None:
 
 @pytest.mark.parametrize(
     ("where", "method"),
-    [(PoolMemory, "_take_replicas"), (Roster, "_settle"), (LivePool, "watch_closing"), (Cluster, "settle")],
+    [(Locations, "take_replicas"), (Roster, "_settle"), (LivePool, "watch_closing"), (Cluster, "settle")],
 )
 async def test_the_epoch_after_one_that_failed_decides_on_a_snapshot(
     monkeypatch: pytest.MonkeyPatch, where: type, method: str
