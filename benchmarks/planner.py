@@ -325,7 +325,7 @@ class LivePath:
             self._place(arrival)
 
     def _place(self, arrival: Arrival) -> None:
-        decision = self._epochs.place(PlaceCall(arrival, "", ()), ())
+        decision = self._epochs.place(PlaceCall(SOLE_POOL, arrival, "", ()), ())
         assert isinstance(decision, Place | Queue)
         self.replicas.start(arrival, decision.replica, self.now)
 

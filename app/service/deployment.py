@@ -108,7 +108,7 @@ class IngressBackend:
             (processes, self._ingresses),
             api.serve_adapters,
         )
-        placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
+        placer = Placer(self._scheduler, pool, self._membership, config.place_timeout_s)
         self._placer = placer
         chooser = ClassChooser(config.service_classes, config.service_tiers)
         deadlines = FirstTokenDeadlines(config.deadlines_s, placer.soonest_s)

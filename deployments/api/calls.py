@@ -7,7 +7,7 @@ from typing import Any, Self
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, NoReplica, Place, Queue
-from policies.model import Blocks, ReplicaId
+from policies.model import Blocks, PoolId, ReplicaId
 from policies.plan import Move
 from policies.prefix.copies import Fetch
 
@@ -30,8 +30,9 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class PlaceCall:
-    """A request to place on a replica other than `exclude`."""
+    """A request to place on a replica of `pool` other than `exclude`."""
 
+    pool: PoolId
     arrival: Arrival
     label: str
     exclude: tuple[ReplicaId, ...]

@@ -51,7 +51,7 @@ from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.bounds import least_replicas
 from policies.cluster.changes import Arrival
-from policies.cost.latencies import ClassCounts, ReachedTimes
+from policies.cost.latencies import ClassCounts
 from policies.decision.deciding import SchedulerMemory, match_prompt, placing_order, preview
 from policies.decision.disaggregation.prefills import prefill_report
 from policies.decision.disaggregation.roles import barred_by_role
@@ -132,14 +132,13 @@ class LiveScheduler:
         self._ordered = OrderedMode(config.mode, modes, listing)
         terms = replace(config.terms, mode=self._ordered.mode)
         self._memory = SchedulerMemory(terms)
-        self._reached = ReachedTimes()
         self._records = Records(telemetry)
         self._evacuations = Evacuations(
             replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, terms, fence)
-        pool = LivePool(SOLE_POOL, fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
+        pool = self._live = LivePool(SOLE_POOL, fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
         self._epochs = Epochs(
             config,
             (pool,),
@@ -147,12 +146,11 @@ class LiveScheduler:
             telemetry,
             clock,
             self._recorder,
-            self._reached,
             lambda: self._ordered.mode,
         )
         self._roles = roles
         for replica, role in roles.read().items():
-            self._epochs.set_role(replica, role)
+            self._epochs.set_role(SOLE_POOL, replica, role)
 
     async def run(self) -> None:
         """Run epochs, from Serve's first list of the replicas until a newer scheduler has replaced this one."""
@@ -275,7 +273,7 @@ class LiveScheduler:
 
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""
-        self._reached.take(ingress, counts, self._clock())
+        self._live.reached.take(ingress, counts, self._clock())
 
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
@@ -299,7 +297,7 @@ class LiveScheduler:
         replicas = [replica_json(r, gauges[r.id], memory.locations.role(r.id), by_hand.get(r.id)) for r in loads]
         others = self._listing.others(roster.statuses)
         replicas += [replica_json(load_of(status), by_hand=by_hand.get(status.id)) for status in others]
-        dry_run = self._epochs.dry_run.to_json() if self._epochs.dry_run else None
+        dry_run = run.to_json() if (run := self._epochs.dry_runs.get(SOLE_POOL)) is not None else None
         state = {
             "as_of": self._as_of,
             "mode": str(self._epochs.mode),
@@ -314,7 +312,7 @@ class LiveScheduler:
             "resting_pairs": [list(pair) for pair in memory.learned.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
-        if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
+        if (service := service_report(memory, now, self._live.reached.quantiles(now))) is not None:
             state["service"] = service.to_json()
         if (least := least_replicas(memory.cluster)) is not None:
             state["least_replicas"] = least
@@ -367,7 +365,7 @@ class LiveScheduler:
         if to not in self._roster.statuses:
             return MoveRejected(422, f"no replica {to!r} is running", self._running_replicas())
         fixed = None if path is PathRequest.AUTO else path.first
-        move = self._epochs.order(Move(request.id, source, to, request.tokens, Reason.MANUAL, 0, fixed))
+        move = self._epochs.order(SOLE_POOL, Move(request.id, source, to, request.tokens, Reason.MANUAL, 0, fixed))
         path = ONLY[move.path] if path is PathRequest.AUTO and move.path is not None else path
         order = Order(id, request.id, path, move.reason, move.kv_s, move.tokens_s)
         try:
@@ -425,7 +423,7 @@ class LiveScheduler:
         mode = self._epochs.mode
         if mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: nothing moves requests on; write act")
-        self._epochs.set_role(ReplicaId(replica), role)
+        self._epochs.set_role(SOLE_POOL, ReplicaId(replica), role)
         by_hand, running = self._memory.pool(SOLE_POOL).learned.roles_by_hand, self._roster.statuses
         self._roles.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
         return MoveAccepted(replica)

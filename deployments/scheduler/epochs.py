@@ -13,7 +13,6 @@ from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recorder import Recorder
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
-from policies.cost.latencies import ReachedTimes
 from policies.decision.breaker import Pair
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import awaits_prefills, set_role
@@ -23,7 +22,7 @@ from policies.decision.limits import Mode
 from policies.decision.observation import Observation
 from policies.decision.placement import Decision
 from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
-from policies.model import SOLE_POOL, ReplicaId, Role
+from policies.model import PoolId, ReplicaId, Role
 from policies.plan import Move
 
 log = logging.getLogger("ray.serve")
@@ -35,9 +34,9 @@ EARLIEST_S = 0.1
 class Epochs:
     """Runs epochs of all pools. Between epochs, and between the slices of one, takes arrivals and operators' moves.
 
-    Arrivals and operators' moves belong to the pool `SOLE_POOL`. `last` is the beginning of the last epoch by `clock`.
-    `ready` is set after the first epoch with a report, since arrivals can be placed from then on. `reached` are the
-    times that clients got. `ordered` gives the mode that epochs are to have; by default that of `memory` for good.
+    `last` is the beginning of the last epoch by `clock`. `ready` is set after the first epoch with a report, since
+    arrivals can be placed from then on. `ordered` gives the mode that epochs are to have; by default that of `memory`
+    for good. `dry_runs` are those of the mode `observe`, by pool.
 
     An epoch that fails may leave anything half done: observations that are taken in part, moves that are planned and
     not ordered. So the epoch after it forgets all locations, and decides on a snapshot of the replicas.
@@ -51,13 +50,11 @@ class Epochs:
         telemetry: Telemetry,
         clock: Clock,
         recorder: Recorder | None = None,
-        reached: ReachedTimes | None = None,
         ordered: Callable[[], Mode] | None = None,
     ) -> None:
         self._config = config
         self._pools = pools
         self._memory = memory
-        self._reached = reached or ReachedTimes()
         self._telemetry = telemetry
         self._clock = clock
         self._recorder = recorder
@@ -135,28 +132,28 @@ class Epochs:
         self._report(now)
         if any(pool.roster.statuses for pool in self._pools):
             self.ready.set()
-        self._add_proposal(seen, plans)
+        self._add_proposals(seen, plans)
         await self._carry_out(plans)
         self._await_prefills()
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         """Choose a replica outside of `gone` for a request. The request counts there from now on."""
-        entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label, self._slices)
+        entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label, self._slices, call.pool)
         self._note(entry)
-        decision = place(self._memory.pool(SOLE_POOL), entry.arrival, entry.at, entry.exclude, entry.label)
+        decision = place(self._memory.pool(entry.pool), entry.arrival, entry.at, entry.exclude, entry.label)
         self._await_prefills()
         return decision
 
-    def order(self, move: Move) -> Move:
+    def order(self, pool: PoolId, move: Move) -> Move:
         """Add path and predictions to an operator's move. It counts as under way from now on."""
-        entry = Ordered(self._clock(), move, self._slices)
+        entry = Ordered(self._clock(), move, self._slices, pool)
         self._note(entry)
-        return order_by_hand(self._memory.pool(SOLE_POOL), move, entry.at)
+        return order_by_hand(self._memory.pool(pool), move, entry.at)
 
-    def set_role(self, replica: ReplicaId, role: Role | None) -> None:
+    def set_role(self, pool: PoolId, replica: ReplicaId, role: Role | None) -> None:
         """Give a replica an operator's role, or with None that of the mode again, in the next epoch."""
-        self._note(RoleOrdered(self._clock(), replica, role, self._slices))
-        set_role(self._memory.pool(SOLE_POOL), replica, role)
+        self._note(RoleOrdered(self._clock(), replica, role, self._slices, pool))
+        set_role(self._memory.pool(pool), replica, role)
         self.hurry()
 
     # --- inside ---------------------------------------------------------------------------------------
@@ -181,15 +178,15 @@ class Epochs:
         for pool in self._pools:
             pool.scaler.scales = self.mode is Mode.ACT
         self._telemetry.begin_mode(self.mode)
-        self.dry_run = DryRun(self._telemetry) if self.mode is Mode.OBSERVE else None
+        observes = self.mode is Mode.OBSERVE
+        self.dry_runs = {pool.deployment: DryRun(self._telemetry) for pool in self._pools if observes}
 
-    def _add_proposal(self, seen: Observation, plans: Plans) -> None:
-        """Add the proposal of the mode `observe` to the dry run, once a replica has reported."""
-        if self.dry_run is None or not self.ready.is_set():
-            return
-        (report,) = (report for report in seen.pools if report.pool.deployment == SOLE_POOL)
-        (proposal,) = (plan.proposed for plan in plans[SOLE_POOL] if plan.proposed is not None)
-        self.dry_run.add_epoch(report, proposal, self._memory.pool(SOLE_POOL).cluster.up(), seen.now)
+    def _add_proposals(self, seen: Observation, plans: Plans) -> None:
+        """Add the proposals of the mode `observe` to the dry runs, once a replica has reported."""
+        for report in seen.pools if self.dry_runs and self.ready.is_set() else ():
+            pool = report.pool.deployment
+            (proposal,) = (plan.proposed for plan in plans[pool] if plan.proposed is not None)
+            self.dry_runs[pool].add_epoch(report, proposal, self._memory.pool(pool).cluster.up(), seen.now)
 
     async def _decide(self, seen: Observation) -> Plans:
         """Decide in slices. Arrivals are placed in between, so that none waits for the whole epoch."""
@@ -208,7 +205,7 @@ class Epochs:
 
     def _await_prefills(self) -> None:
         """Run the next epoch soon while a prefill waits for its move."""
-        if awaits_prefills(self._memory.pool(SOLE_POOL)):
+        if any(awaits_prefills(self._memory.pool(pool.deployment)) for pool in self._pools):
             self.hurry()
 
     async def _carry_out(self, plans: Plans) -> None:
@@ -221,12 +218,13 @@ class Epochs:
 
     def _report(self, now: float) -> None:
         """Set the metrics of the roles, of the service level and of the number of replicas."""
-        memory = self._memory.pool(SOLE_POOL)
-        self._telemetry.roles(replica.role for replica in memory.cluster.running())
-        if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
-            self._telemetry.service(service)
-        if memory.scaled is not None:
-            self._telemetry.scaling(scaling_report(memory.cluster, memory.scaled))
+        memories = [(pool, self._memory.pool(pool.deployment)) for pool in self._pools]
+        self._telemetry.roles(replica.role for _, memory in memories for replica in memory.cluster.running())
+        for pool, memory in memories:
+            if (service := service_report(memory, now, pool.reached.quantiles(now))) is not None:
+                self._telemetry.service(service)
+            if memory.scaled is not None:
+                self._telemetry.scaling(scaling_report(memory.cluster, memory.scaled))
 
     def _resting(self, now: float) -> set[Pair]:
         """The pairs, of all pools, between which the breaker allows no moves."""

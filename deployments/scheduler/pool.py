@@ -1,7 +1,7 @@
 """One pool of the live scheduler: the sources of its observations, and the executors of its plans."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -9,6 +9,7 @@ from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.listing import Listing
 from deployments.scheduler.scaler import Scaler
+from policies.cost.latencies import ReachedTimes
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Roster
 from policies.model import PoolId, ReplicaId, ReplicaState, Tokens
@@ -24,7 +25,7 @@ def _leave(actions: Sequence[Action]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LivePool:
-    """The replicas of one deployment. `fence` is the scheduler's."""
+    """The replicas of one deployment. `fence` is the scheduler's, `reached` the times that clients got of them."""
 
     deployment: PoolId
     fence: int
@@ -33,6 +34,7 @@ class LivePool:
     roster: Roster
     dispatch: Dispatch
     scaler: Scaler
+    reached: ReachedTimes = field(default_factory=ReachedTimes)
 
     async def gather(self) -> None:
         """Gather Serve's list and all reports. Raises `Refused` if a newer scheduler has replaced this one."""
@@ -42,10 +44,8 @@ class LivePool:
     def observe(self) -> PoolReport:
         """The changes since the last call."""
         roster, scaler = self.roster, self.scaler
-        model = next((status.model for status in roster.statuses.values() if status.model), "")
         pool = Pool(
             self.deployment,
-            model,
             min_replicas=scaler.min_replicas,
             max_replicas=scaler.max_replicas,
             wanted=scaler.wanted,

@@ -17,15 +17,13 @@ from policies.prefix.copies import CopyReport
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Interchangeable replicas: one deployment of one model in one role.
+    """Interchangeable replicas: one deployment of one model.
 
     `capacity` is that of a new replica in tokens (`Status.nominal`), 0 before the first report. `wanted` is the current
     target number of replicas, between `min_replicas` and `max_replicas` (None: no maximum).
     """
 
     deployment: PoolId
-    model: str = ""
-    role: str = "serve"
     capacity: Tokens = Tokens(0)
     min_replicas: int = 0
     max_replicas: int | None = 1

@@ -13,43 +13,46 @@ from pydantic import TypeAdapter, ValidationError
 from policies.cluster.changes import Arrival
 from policies.decision.limits import Mode, Terms
 from policies.decision.observation import Observation
-from policies.model import PoolId, ReplicaId, RequestId, Role
+from policies.model import SOLE_POOL, PoolId, ReplicaId, RequestId, Role
 from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """The placement of an arrival at the time `at`, on no replica of `exclude`. For `slices` see `Epoch`."""
+    """The placement of an arrival at the time `at`, on a replica of `pool` outside of `exclude`. See `Epoch`."""
 
     at: float
     arrival: Arrival
     exclude: tuple[ReplicaId, ...] = ()
     label: str = ""
     slices: int = 0
+    pool: PoolId = SOLE_POOL
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An operator's order at the time `at`. For `slices` see `Epoch`."""
+    """An operator's order at the time `at`. See `Epoch`."""
 
     at: float
     move: Move
     slices: int = 0
+    pool: PoolId = SOLE_POOL
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOrdered:
-    """An operator's role for a replica, at the time `at`; None: no longer. For `slices` see `Epoch`."""
+    """An operator's role for a replica, at the time `at`; None: no longer. See `Epoch`."""
 
     at: float
     replica: ReplicaId
     role: Role | None
     slices: int = 0
+    pool: PoolId = SOLE_POOL
 
 
 @dataclass(frozen=True, slots=True)
 class ModeOrdered:
-    """Another mode of the epochs, from the time `at` on. For `slices` see `Epoch`."""
+    """Another mode of the epochs of all pools, from the time `at` on. See `Epoch`."""
 
     at: float
     mode: Mode
@@ -103,7 +106,8 @@ class _RecordedProposal:
 class Epoch:
     """One epoch: the observation, the plans by pool, and the `entries` since the previous epoch, in order of time.
 
-    An entry with `slices` was made during the decision of this epoch, after that number of its slices.
+    An entry with `slices` was made during the decision of this epoch, after that number of its slices. One without a
+    `pool` is of a recording that has only one.
     """
 
     entries: tuple[Entry, ...]

@@ -9,7 +9,6 @@ from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_
 from policies.decision.disaggregation.roles import set_role
 from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
 from policies.decision.slices import finish
-from policies.model import SOLE_POOL
 from simulator.errors import BadInput
 from simulator.workload.recording import read_recording
 
@@ -60,14 +59,13 @@ def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epo
 
 def _enter(memory: SchedulerMemory, entry: Entry) -> None:
     """Have the decision take an entry again."""
-    pool = memory.pool(SOLE_POOL)
     match entry:
         case PlacedCall():
-            place(pool, entry.arrival, entry.at, entry.exclude, entry.label)
+            place(memory.pool(entry.pool), entry.arrival, entry.at, entry.exclude, entry.label)
         case Ordered():
-            order_by_hand(pool, entry.move, entry.at)
+            order_by_hand(memory.pool(entry.pool), entry.move, entry.at)
         case RoleOrdered():
-            set_role(pool, entry.replica, entry.role)
+            set_role(memory.pool(entry.pool), entry.replica, entry.role)
         case ModeOrdered():
             memory.set_mode(entry.mode)
         case _:

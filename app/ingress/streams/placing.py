@@ -14,7 +14,7 @@ from deployments.serve.membership import Membership
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, PlacingAlone, PlacingView, Queue
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import PoolId, ReplicaId, RequestId, Tokens
 from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
@@ -35,7 +35,7 @@ _ANNOUNCE_S = 0.02
 
 
 class Placer:
-    """Asks the scheduler, and keeps the scheduler's newest view of the cluster to choose from during an outage.
+    """Asks the scheduler for replicas of a pool, and keeps its newest view of them to choose from during an outage.
 
     With one replica to choose from there is nothing to ask: the scheduler gets these requests afterwards, many at once.
     """
@@ -43,11 +43,13 @@ class Placer:
     def __init__(
         self,
         scheduler: SchedulerClient[PlacingApi],
+        pool: PoolId,
         membership: Membership,
         place_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
+        self._pool = pool
         self._membership = membership
         self._place_timeout_s = place_timeout_s
         self._clock = clock
@@ -77,7 +79,7 @@ class Placer:
         tokens = Tokens(spec.prompt_tokens + outputs)
         content = self._contents.get(spec.id, NO_CONTENT)
         arrival = Arrival(spec.id, tokens, content.names, content.session, spec.precedence, spec.adapter_id)
-        call = PlaceCall(arrival, spec.label, tuple(sorted(exclude)))
+        call = PlaceCall(self._pool, arrival, spec.label, tuple(sorted(exclude)))
         others = self._others(exclude)
         if len(others) == 1:
             self._announce(call)

@@ -54,7 +54,7 @@ from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
-from policies.model import Blocks, ReplicaId, RequestId, Role
+from policies.model import SOLE_POOL, Blocks, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
@@ -450,7 +450,7 @@ def make_service(
     wires = Wires(replicas)
     members = FakeMembership(on_change=lambda membership: service.streams.watch(membership))
     scheduler = Scheduler(order or names, lambda: members.running)
-    placer = Placer(scheduler, members, place_timeout_s)
+    placer = Placer(scheduler, SOLE_POOL, members, place_timeout_s)
     streams = Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s, max_engine_losses, clock=now)
     service = Service(replicas, wires, scheduler, placer, streams)
     service.members = members

@@ -18,7 +18,7 @@ from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode
 from policies.decision.placement import Place
-from policies.model import ReplicaId, ReplicaLoad, ReplicaState, Role
+from policies.model import SOLE_POOL, ReplicaId, ReplicaLoad, ReplicaState, Role
 from policies.paths.beliefs import Profile
 from policies.plan import Path, Reason
 from simulator.command.replay import play
@@ -120,7 +120,7 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
     asked = []
     for number in range(5):
         request = spec(f"r{number}", prompt=100, tokens=40)
-        (placed,) = await core.place((PlaceCall(Arrival(request.id, request.prompt_tokens), "", ()),))
+        (placed,) = await core.place((PlaceCall(SOLE_POOL, Arrival(request.id, request.prompt_tokens), "", ()),))
         assert isinstance(placed, Place) and placed.replica == prefills
         assert placed.then is not None and placed.then.target != prefills
         asked.append((request, pair.submit(request, placed.replica, placed.then)))

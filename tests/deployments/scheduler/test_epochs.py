@@ -1,4 +1,4 @@
-"""The loop itself with two pools: each has its own reports, moves and replicas, and only one takes arrivals."""
+"""The loop itself with two pools: each has its own reports, moves, arrivals and replicas."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.pool import LivePool
+from deployments.scheduler.recorder import Recorder
 from deployments.scheduler.records import Records
 from migration.protocol.errors import Refused
 from migration.protocol.record import MigrationRecord
@@ -17,9 +18,11 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.placement import Place, Queue
+from policies.decision.recording import Epoch
 from policies.decision.reports import Roster
-from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, RequestId, RequestLoad, Tokens
+from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, RequestId, RequestLoad, Role, Tokens
 from policies.plan import Move, Open, Plan, Reason
+from simulator.command.replay import play
 from tests.deployments.scheduler.fakes import FakeListing, Present, make_report
 from tests.deployments.scheduler.test_gatherer import Engines
 from tests.deployments.scheduler.test_scheduler import FakeScaler
@@ -29,6 +32,7 @@ pytestmark = pytest.mark.virtual_time
 
 OTHER = PoolId("Other")
 CAPACITY = 1024
+CONFIG = SchedulerConfig(bounds=(1, 4), linger_s=0.0, foresight_s=0.0)
 
 
 def replica(name: str, **sizes: int) -> Present:
@@ -54,10 +58,9 @@ class Watched:
         raise Refused("not in this test", Cause.NOT_BEGUN)
 
 
-async def epochs(*pools: Watched) -> Epochs:
+async def epochs(*pools: Watched, recorder: Recorder | None = None) -> Epochs:
     """The loop over these pools after its first epoch, with all orders carried out."""
-    config = SchedulerConfig(bounds=(1, 4), linger_s=0.0, foresight_s=0.0)
-    made = Epochs(config, [pool.live for pool in pools], SchedulerMemory(config.terms), Telemetry(), now)
+    made = Epochs(CONFIG, [pool.live for pool in pools], SchedulerMemory(CONFIG.terms), Telemetry(), now, recorder)
     await made.epoch()
     for pool in pools:
         await pool.live.gather()
@@ -81,14 +84,42 @@ async def test_each_pool_cures_its_overload_with_its_own_replicas() -> None:
     assert (first.ordered, second.ordered) == ([("a", "q", "b")], [("c", "p", "d")])
 
 
-async def test_arrivals_belong_to_the_pool_of_engines() -> None:
+async def test_an_arrival_is_placed_in_its_pool() -> None:
     full, idle = Watched(SOLE_POOL, 1, replica("a", p=1000)), Watched(OTHER, 1, replica("b", q=10))
     loop = await epochs(full, idle)
     assert loop.ready.is_set()
-    assert loop.place(PlaceCall(Arrival(RequestId("x"), Tokens(500)), "", ()), ()) == Queue(ReplicaId("a"))
+    assert loop.place(PlaceCall(SOLE_POOL, Arrival(RequestId("x"), Tokens(500)), "", ()), ()) == Queue(ReplicaId("a"))
     full, idle = Watched(SOLE_POOL, 1, replica("a", p=10)), Watched(OTHER, 1, replica("b", q=5))
     loop = await epochs(idle, full)
-    assert loop.place(PlaceCall(Arrival(RequestId("x"), Tokens(500)), "", ()), ()) == Place(ReplicaId("a"))
+    assert loop.place(PlaceCall(SOLE_POOL, Arrival(RequestId("x"), Tokens(500)), "", ()), ()) == Place(ReplicaId("a"))
+
+
+class Kept:
+    """Implements `Recorder`."""
+
+    def __init__(self) -> None:
+        self.epochs: list[Epoch] = []
+
+    def record(self, epoch: Epoch) -> None:
+        self.epochs.append(epoch)
+
+
+async def test_a_replay_enters_what_was_recorded_into_its_pool() -> None:
+    """Both pools have a replica and a request of the same names."""
+    kept, pools = Kept(), (Watched(SOLE_POOL, 1, replica("a", q=10)), Watched(OTHER, 1, replica("a", q=900)))
+    loop = await epochs(*pools, recorder=kept)
+    for pool, tokens in ((OTHER, 500), (SOLE_POOL, 20)):
+        loop.place(PlaceCall(pool, Arrival(RequestId("x"), Tokens(tokens)), "", ()), ())
+        loop.order(pool, Move(RequestId("q"), ReplicaId("a"), ReplicaId("a"), Tokens(10), Reason.MANUAL, 0))
+        loop.set_role(pool, ReplicaId("a"), Role.PREFILL)
+    await loop.epoch()
+    again = SchedulerMemory(CONFIG.terms)
+    assert [same for _, same in play(again, iter(kept.epochs))] == [True, True]
+    for pool in (SOLE_POOL, OTHER):
+        live, replayed = loop._memory.pool(pool), again.pool(pool)
+        assert replayed.cluster.requests[RequestId("x")].tokens == live.cluster.requests[RequestId("x")].tokens
+        assert replayed.learned.roles_by_hand == live.learned.roles_by_hand == {"a": Role.PREFILL}
+        assert replayed.locations.under_way.keys() == live.locations.under_way.keys()
 
 
 async def test_a_pool_whose_replicas_are_silent_stops_no_other() -> None:

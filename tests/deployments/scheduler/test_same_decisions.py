@@ -231,7 +231,7 @@ class ScriptedScheduler:
                 await self.look(step)
             elif isinstance(step, Arrived):
                 self.now = step.now
-                (decision,) = await self.core.place((PlaceCall(step.arrival, "", ()),))
+                (decision,) = await self.core.place((PlaceCall(SOLE_POOL, step.arrival, "", ()),))
                 assert decision == step.decision, number
                 if isinstance(decision, Place) and decision.then is not None:
                     self.begin(decision.then)

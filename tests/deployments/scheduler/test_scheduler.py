@@ -206,7 +206,7 @@ async def make_scheduler(
 
 
 async def place(scheduler: Scheduler, tokens: int, name: str = "x", exclude: str = "") -> Any:
-    call = PlaceCall(Arrival(RequestId(name), Tokens(tokens)), "label", tuple(map(ReplicaId, exclude)))
+    call = PlaceCall(SOLE_POOL, Arrival(RequestId(name), Tokens(tokens)), "label", tuple(map(ReplicaId, exclude)))
     (decision,) = await scheduler.core.place((call,))
     return decision
 
@@ -231,7 +231,7 @@ async def test_a_request_goes_where_the_policy_says(tokens: int, exclude: str, d
 
 async def test_requests_that_come_together_are_placed_one_after_the_other() -> None:
     scheduler = await make_scheduler()
-    calls = tuple(PlaceCall(Arrival(RequestId(name), Tokens(20)), name, ()) for name in "xyz")
+    calls = tuple(PlaceCall(SOLE_POOL, Arrival(RequestId(name), Tokens(20)), name, ()) for name in "xyz")
     assert [decision.replica for decision in await scheduler.core.place(calls)] == ["b", "a", "a"]  # type: ignore[union-attr]
 
 
@@ -277,7 +277,7 @@ def caching(b: Naming = NAMING) -> tuple[Present, Present]:
 
 
 def named(name: str, tokens: int = 33, names: tuple[int, ...] = NAMES, exclude: str = "") -> PlaceCall:
-    return PlaceCall(Arrival(RequestId(name), Tokens(tokens), names), "", tuple(map(ReplicaId, exclude)))
+    return PlaceCall(SOLE_POOL, Arrival(RequestId(name), Tokens(tokens), names), "", tuple(map(ReplicaId, exclude)))
 
 
 async def test_an_arrival_goes_to_the_blocks_of_its_prompt() -> None:

@@ -2,10 +2,11 @@
 
 import json
 
+from policies.cluster.changes import Arrival
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation
-from policies.decision.recording import Epoch, epoch_line, parse_recording, terms_line
-from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
+from policies.decision.recording import Epoch, Ordered, PlacedCall, RoleOrdered, epoch_line, parse_recording, terms_line
+from policies.model import SOLE_POOL, PoolId, ReplicaId, RequestId, Role, Tokens
 from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal, Reason
 
 A, B, P = ReplicaId("a"), ReplicaId("b"), RequestId("p")
@@ -30,3 +31,21 @@ def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_
     assert (recorded["opened"], recorded["closed"]) == ([{"replica": "b", "node": "n"}], ["a"])
     assert observing["proposed"]["plan"] == recorded
     assert list(parse_recording([terms_line(Terms()), line], "recorded")[1]) == [epoch]
+
+
+def test_entries_of_a_recording_without_pools_belong_to_the_sole_pool() -> None:
+    def entries(pool: PoolId) -> tuple[PlacedCall, Ordered, RoleOrdered]:
+        return (
+            PlacedCall(1.0, Arrival(P, Tokens(30)), (A,), "label", 1, pool),
+            Ordered(1.0, MOVE, 2, pool),
+            RoleOrdered(1.0, A, Role.PREFILL, 3, pool),
+        )
+
+    line = json.loads(epoch_line(Epoch(entries(PoolId("Other")), Observation(1.0, ()), {})))
+    terms = terms_line(Terms())
+    (named,) = parse_recording([terms, json.dumps(line).encode()], "recorded")[1]
+    assert named.entries == entries(PoolId("Other"))
+    for entry in line["entries"]:
+        del entry["pool"]
+    (unnamed,) = parse_recording([terms, json.dumps(line).encode()], "recorded")[1]
+    assert unnamed.entries == entries(SOLE_POOL)
