@@ -11,6 +11,7 @@ from deployments.config import SchedulerConfig
 from deployments.engine.tokens import expected
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
+from deployments.scheduler.pool_scheduler import PoolPorts
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -101,14 +102,10 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
         ReplicaId("s"),
         config,
         3,
-        fleet,
-        FakeMembership(*ids),
-        listing,
-        FakeScaler(2, 2),
+        [PoolPorts(SOLE_POOL, fleet, FakeMembership(*ids), listing, FakeScaler(2, 2), FakeRoles())],
         Telemetry(),
         now,
         now,
-        FakeRoles(),
         FakeModes(),
     )
     loop = asyncio.create_task(core.run())

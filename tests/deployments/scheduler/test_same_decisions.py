@@ -18,6 +18,7 @@ from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
+from deployments.scheduler.pool_scheduler import PoolPorts
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -208,18 +209,8 @@ class ScriptedScheduler:
         self.now = 0.0
         self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
         clock = lambda: self.now  # noqa: E731
-        parts = (
-            self.told,
-            self.members,
-            self.listing,
-            FakeScaler(MOST),
-            Telemetry(),
-            clock,
-            clock,
-            FakeRoles(),
-            FakeModes(),
-        )
-        self.core = LiveScheduler(ReplicaId("s"), config, 1, *parts)
+        ports = PoolPorts(SOLE_POOL, self.told, self.members, self.listing, FakeScaler(MOST), FakeRoles())
+        self.core = LiveScheduler(ReplicaId("s"), config, 1, [ports], Telemetry(), clock, clock, FakeModes())
         self.core._epochs._recorder = self.kept
         memory = self.core._memory.pool(SOLE_POOL)
         memory.terms = replace(memory.terms, speed=speed)

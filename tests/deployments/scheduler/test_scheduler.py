@@ -15,6 +15,7 @@ from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler, check_epochs
 from deployments.scheduler.epochs import EARLIEST_S
 from deployments.scheduler.pool import LivePool
+from deployments.scheduler.pool_scheduler import PoolPorts
 from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.records import KEPT
 from deployments.serve.modes import ModeOrder
@@ -166,14 +167,10 @@ class Scheduler:
             ReplicaId("s"),
             config,
             3,
-            fleet,
-            self.members,
-            self.listing,
-            self.scale,
+            [PoolPorts(SOLE_POOL, fleet, self.members, self.listing, self.scale, self.roles)],
             Telemetry(),
             now,
             now,
-            self.roles,
             self.modes,
         )
 
@@ -486,7 +483,9 @@ async def test_old_migrations_are_forgotten() -> None:
     scheduler = await make_scheduler()
     for n in range(KEPT + 10):
         await scheduler.core.record(make_record(f"m{n}"))
-    assert len(scheduler.core._records) == KEPT and "m9" not in scheduler.core._records
+    assert (
+        len(scheduler.core._pools[SOLE_POOL]._records) == KEPT and "m9" not in scheduler.core._pools[SOLE_POOL]._records
+    )
 
 
 async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_again() -> None:
@@ -830,7 +829,7 @@ async def test_after_a_failed_epoch_replicas_report_their_whole_caches_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scheduler = await make_scheduler(make_report("a", blocks=(1, 2)))
-    assert scheduler.core._roster.version(ReplicaId("a")) is not None
+    assert scheduler.core._pools[SOLE_POOL]._roster.version(ReplicaId("a")) is not None
     await fail_in(scheduler, monkeypatch, PoolMemory, "_take_caches")
     for _ in range(2):
         await asyncio.sleep(1.0)
