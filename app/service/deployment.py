@@ -75,6 +75,7 @@ class IngressBackend:
         self.id = IngressId(own_id())
         app = own_app()
         (pool,) = topology.pools
+        self._pool = pool
         self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
@@ -156,7 +157,9 @@ class IngressBackend:
             self.gate.reload(self._key_file)
         await self._placer.refresh()
         if self.telemetry.keeps_times:
-            self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
+            self._scheduler.notify(
+                lambda scheduler: scheduler.latencies(self._pool, self.id, self.telemetry.class_counts)
+            )
         await self.refresh_adapters()
         if not self._started:
             await self._lower_initial()
@@ -173,7 +176,7 @@ class IngressBackend:
     async def _lower_initial(self) -> None:
         """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
         with contextlib.suppress(Exception):
-            wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted()
+            wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted(self._pool)
             if wanted is not None:
                 self._initial = min(self._initial, wanted)
                 self.check_started()
@@ -203,19 +206,19 @@ class IngressBackend:
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
         with self._ignore_scheduler_outage():
-            self._state = await self._scheduler.within(_STATE_TIMEOUT_S).state()
+            self._state = await self._scheduler.within(_STATE_TIMEOUT_S).state(self._pool)
         return self._state
 
     async def migrations(self) -> dict[str, Any]:
         """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
         with self._ignore_scheduler_outage():
-            self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).migrations()
+            self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).migrations(self._pool)
         return self._migrations
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `Backend.snapshot`; while the scheduler is unavailable, its last answer."""
         with self._ignore_scheduler_outage():
-            self._state, self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).snapshot()
+            self._state, self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).snapshot(self._pool)
         return self._state, self._migrations
 
     @contextlib.contextmanager
@@ -232,15 +235,15 @@ class IngressBackend:
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""
         id = uuid.uuid4().hex[:16]
-        return await self._order(lambda scheduler: scheduler.migrate(id, reference, target, path))
+        return await self._order(lambda scheduler: scheduler.migrate(self._pool, id, reference, target, path))
 
     async def drain(self, replica: str) -> MoveAnswer:
         """See `Backend.drain`."""
-        return await self._order(lambda scheduler: scheduler.drain(replica))
+        return await self._order(lambda scheduler: scheduler.drain(self._pool, replica))
 
     async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
         """See `Backend.set_role`."""
-        return await self._order(lambda scheduler: scheduler.set_role(replica, role))
+        return await self._order(lambda scheduler: scheduler.set_role(self._pool, replica, role))
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
@@ -248,13 +251,13 @@ class IngressBackend:
 
     async def set_bounds(self, least: int, most: int) -> MoveAnswer:
         """See `Backend.set_bounds`."""
-        return await self._order(lambda scheduler: scheduler.set_bounds(least, most))
+        return await self._order(lambda scheduler: scheduler.set_bounds(self._pool, least, most))
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         """See `Backend.match`."""
         arrival = await self._api.arrival(order)
         try:
-            return await self._scheduler.within(_CONTROL_TIMEOUT_S).match(arrival)
+            return await self._scheduler.within(_CONTROL_TIMEOUT_S).match(self._pool, arrival)
         except Exception as error:
             log.warning("no answer from the scheduler about a prompt: %r", error)
             raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable") from error

@@ -24,7 +24,7 @@ from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, PlacingView
-from policies.model import Blocks, ReplicaId, RequestId, Role
+from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
 
@@ -176,7 +176,7 @@ PEER_METHODS = methods_of(PeerApi)
 
 
 class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, CopyApi, UtilityApi, MetricsApi, Protocol):
-    """The Engine deployment."""
+    """A deployment of engine replicas: a pool."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
         """Offer a channel to an ingress; ends with the channel."""
@@ -206,24 +206,24 @@ class PlacingApi(Protocol):
         """The replicas of new requests. Each request counts on its replica from now on."""
         ...
 
-    async def view(self) -> PlacingView:
-        """The running replicas, for ingresses that have to place without the scheduler."""
+    async def view(self, pool: PoolId) -> PlacingView:
+        """The pool's running replicas, for ingresses that have to place without the scheduler."""
         ...
 
 
 class NoticeApi(Protocol):
     """The scheduler, for notices from replicas and ingresses. They are lost without harm."""
 
-    async def record(self, record: MigrationRecord) -> None:
-        """Take the record of a migration that has ended, or of a resubmission by an ingress."""
+    async def record(self, pool: PoolId, record: MigrationRecord) -> None:
+        """Take the record of a migration in the pool that has ended, or of a resubmission by an ingress."""
         ...
 
-    async def copied(self, record: CopyRecord) -> None:
-        """Take the record of a copy between replicas that has ended."""
+    async def copied(self, pool: PoolId, record: CopyRecord) -> None:
+        """Take the record of a copy between replicas of the pool that has ended."""
         ...
 
-    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
-        """Take the latencies of all requests since the ingress's start, by service class."""
+    async def latencies(self, pool: PoolId, ingress: IngressId, counts: ClassCounts) -> None:
+        """Take the latencies of all requests to the pool since the ingress's start, by service class."""
         ...
 
     async def hurry(self) -> None:
@@ -234,8 +234,8 @@ class NoticeApi(Protocol):
 class EvacuationApi(Protocol):
     """The scheduler, for replicas that stop."""
 
-    async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
-        """Have a replica that stops, and has no request any more, copy its cache to those of its model that stay.
+    async def evacuate(self, pool: PoolId, replica: ReplicaId, model: str, within_s: float) -> None:
+        """Have a replica that stops, and has no request any more, copy its cache to those of pool and model that stay.
 
         Returns once that is over, or has failed, after `within_s` seconds at the latest.
         """
@@ -243,45 +243,48 @@ class EvacuationApi(Protocol):
 
 
 class OperatorApi(Protocol):
-    """The scheduler, for operators."""
+    """The scheduler, for operators. Whatever is not about all pools names one."""
 
-    async def wanted(self) -> int | None:
+    async def wanted(self, pool: PoolId) -> int | None:
         """The wanted number of replicas; None before the first report."""
         ...
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, pool: PoolId) -> dict[str, Any]:
         """`/mell/state`, from fresh reports."""
         ...
 
-    async def migrations(self) -> dict[str, Any]:
+    async def migrations(self, pool: PoolId) -> dict[str, Any]:
         """`/mell/migrations`, from fresh reports, newest first."""
         ...
 
-    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def snapshot(self, pool: PoolId) -> tuple[dict[str, Any], dict[str, Any]]:
         """`/mell/state` and `/mell/migrations` from the newest reports at hand, without calls to replicas."""
         ...
 
-    async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+    async def migrate(self, pool: PoolId, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """Move the request with that id or label; the migration gets `id`. Repeating the call has no effect."""
         ...
 
-    async def drain(self, replica: str) -> MoveAnswer:
+    async def drain(self, pool: PoolId, replica: str) -> MoveAnswer:
         """Empty a replica and stop it."""
         ...
 
-    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+    async def set_role(self, pool: PoolId, replica: str, role: Role | None) -> MoveAnswer:
         """Set a replica's role; with None, the scheduler assigns it again."""
         ...
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
-        """Set the mode until the application is deployed again. No epoch in another mode acts after the answer."""
+        """Set the mode of all pools until the application is deployed again.
+
+        No epoch in another mode acts after the answer.
+        """
         ...
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+    async def set_bounds(self, pool: PoolId, least: int, most: int) -> MoveAnswer:
         """Set the bounds on the number of replicas, until other ones are configured."""
         ...
 
-    async def match(self, arrival: Arrival) -> dict[str, Any]:
+    async def match(self, pool: PoolId, arrival: Arrival) -> dict[str, Any]:
         """`/mell/cache/match`: the placement that the arrival would get now. Nothing is placed or promised."""
         ...
 
@@ -293,7 +296,7 @@ class DispatchApi(NoticeApi, Protocol):
         """See `PlacingApi.place`."""
         ...
 
-    async def view(self) -> PlacingView:
+    async def view(self, pool: PoolId) -> PlacingView:
         """See `PlacingApi.view`."""
         ...
 

@@ -295,69 +295,69 @@ class SchedulerStub:
         """See `PlacingApi.place`."""
         return [each.decision() for each in await self._dispatch(DispatchApi.place_all, calls)]
 
-    async def view(self) -> PlacingView:
+    async def view(self, pool: PoolId) -> PlacingView:
         """See `PlacingApi.view`."""
-        return await self._dispatch(DispatchApi.view)
+        return await self._dispatch(DispatchApi.view, pool)
 
-    async def record(self, record: MigrationRecord) -> None:
+    async def record(self, pool: PoolId, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
-        await self._dispatch(DispatchApi.record, record)
+        await self._dispatch(DispatchApi.record, pool, record)
 
-    async def copied(self, record: CopyRecord) -> None:
+    async def copied(self, pool: PoolId, record: CopyRecord) -> None:
         """See `NoticeApi.copied`."""
-        await self._dispatch(DispatchApi.copied, record)
+        await self._dispatch(DispatchApi.copied, pool, record)
 
-    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+    async def latencies(self, pool: PoolId, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""
-        await self._dispatch(DispatchApi.latencies, ingress, counts)
+        await self._dispatch(DispatchApi.latencies, pool, ingress, counts)
 
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
         await self._dispatch(DispatchApi.hurry)
 
-    async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
+    async def evacuate(self, pool: PoolId, replica: ReplicaId, model: str, within_s: float) -> None:
         """See `EvacuationApi.evacuate`."""
-        await self._call(SchedulerApi.evacuate, replica, model, within_s)
+        await self._call(SchedulerApi.evacuate, pool, replica, model, within_s)
 
-    async def wanted(self) -> int | None:
+    async def wanted(self, pool: PoolId) -> int | None:
         """See `OperatorApi.wanted`."""
-        return await self._call(SchedulerApi.wanted)
+        return await self._call(SchedulerApi.wanted, pool)
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, pool: PoolId) -> dict[str, Any]:
         """See `OperatorApi.state`."""
-        return await self._call(SchedulerApi.state)
+        return await self._call(SchedulerApi.state, pool)
 
-    async def migrations(self) -> dict[str, Any]:
+    async def migrations(self, pool: PoolId) -> dict[str, Any]:
         """See `OperatorApi.migrations`."""
-        return await self._call(SchedulerApi.migrations)
+        return await self._call(SchedulerApi.migrations, pool)
 
-    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def snapshot(self, pool: PoolId) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `OperatorApi.snapshot`."""
-        return await self._call(SchedulerApi.snapshot)
+        return await self._call(SchedulerApi.snapshot, pool)
 
-    async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+    async def migrate(self, pool: PoolId, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `OperatorApi.migrate`."""
-        return await self._call(SchedulerApi.migrate, id, reference, target, path)
+        return await self._call(SchedulerApi.migrate, pool, id, reference, target, path)
 
-    async def drain(self, replica: str) -> MoveAnswer:
+    async def drain(self, pool: PoolId, replica: str) -> MoveAnswer:
         """See `OperatorApi.drain`."""
-        return await self._call(SchedulerApi.drain, replica)
+        return await self._call(SchedulerApi.drain, pool, replica)
 
-    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+    async def set_role(self, pool: PoolId, replica: str, role: Role | None) -> MoveAnswer:
         """See `OperatorApi.set_role`."""
-        return await self._call(SchedulerApi.set_role, replica, role)
+        return await self._call(SchedulerApi.set_role, pool, replica, role)
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`."""
         return await self._call(SchedulerApi.set_mode, mode)
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+    async def set_bounds(self, pool: PoolId, least: int, most: int) -> MoveAnswer:
         """See `OperatorApi.set_bounds`."""
-        return await self._call(SchedulerApi.set_bounds, least, most)
+        return await self._call(SchedulerApi.set_bounds, pool, least, most)
 
-    async def match(self, arrival: Arrival) -> dict[str, Any]:
+    async def match(self, pool: PoolId, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""
-        return await self._call(SchedulerApi.match, arrival)
+        return await self._call(SchedulerApi.match, pool, arrival)
 
 
 if TYPE_CHECKING:

@@ -155,7 +155,7 @@ class EngineReplica:
 
     async def _evacuate(self, within_s: float) -> None:
         """Have the scheduler order the copies of the cache."""
-        await self._scheduler.within(within_s).evacuate(self._id, self._engine.fingerprint.model, within_s)
+        await self._scheduler.within(within_s).evacuate(self._pool, self._id, self._engine.fingerprint.model, within_s)
 
     def _make_world(self, config: MigrationSettings, hides_handed_over: bool) -> MigrationWorld:
         return MigrationWorld(
@@ -193,10 +193,10 @@ class EngineReplica:
         return await self._peer(donor).copy_prefix(order, self._id)
 
     def _notify_copy(self, record: CopyRecord) -> None:
-        self._scheduler.notify(lambda scheduler: scheduler.copied(record))
+        self._scheduler.notify(lambda scheduler: scheduler.copied(self._pool, record))
 
     def _notify_record(self, record: MigrationRecord) -> None:
-        self._scheduler.notify(lambda scheduler: scheduler.record(record))
+        self._scheduler.notify(lambda scheduler: scheduler.record(self._pool, record))
 
     def _context_bytes(self) -> int:
         """The memory for past contexts, in bytes."""

@@ -46,7 +46,7 @@ from policies.cost.latencies import ClassCounts
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Terms
 from policies.decision.placement import Decision, PlacingView
-from policies.model import SOLE_POOL, PoolId, ReplicaId, Role
+from policies.model import PoolId, ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
 
@@ -139,64 +139,64 @@ class LiveScheduler:
         """See `DispatchApi.place_all`."""
         return tuple(map(PlaceAnswer.of, await self.place(calls)))
 
-    async def view(self) -> PlacingView:
+    async def view(self, pool: PoolId) -> PlacingView:
         """See `PlacingApi.view`."""
-        return self._pools[SOLE_POOL].view()
+        return self._pools[pool].view()
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`."""
         return self._telemetry.expose(self._id)
 
-    async def record(self, record: MigrationRecord) -> None:
+    async def record(self, pool: PoolId, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
-        self._pools[SOLE_POOL].record(record)
+        self._pools[pool].record(record)
 
-    async def copied(self, record: CopyRecord) -> None:
+    async def copied(self, pool: PoolId, record: CopyRecord) -> None:
         """See `NoticeApi.copied`."""
-        self._pools[SOLE_POOL].copied(record)
+        self._pools[pool].copied(record)
 
-    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+    async def latencies(self, pool: PoolId, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""
-        self._pools[SOLE_POOL].latencies(ingress, counts)
+        self._pools[pool].latencies(ingress, counts)
 
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
         self._epochs.hurry()
 
-    async def evacuate(self, replica: ReplicaId, model: str, within_s: float) -> None:
+    async def evacuate(self, pool: PoolId, replica: ReplicaId, model: str, within_s: float) -> None:
         """See `EvacuationApi.evacuate`."""
         await self._epochs.ready.wait()
-        await self._pools[SOLE_POOL].evacuate(replica, model, within_s)
+        await self._pools[pool].evacuate(replica, model, within_s)
 
     # --- for operators --------------------------------------------------------------------------------
 
-    async def wanted(self) -> int | None:
+    async def wanted(self, pool: PoolId) -> int | None:
         """See `OperatorApi.wanted`."""
-        return self._pools[SOLE_POOL].wanted()
+        return self._pools[pool].wanted()
 
-    async def state(self) -> dict[str, Any]:
+    async def state(self, pool: PoolId) -> dict[str, Any]:
         """See `OperatorApi.state`."""
-        return await self._pools[SOLE_POOL].state()
+        return await self._pools[pool].state()
 
-    async def migrations(self) -> dict[str, Any]:
+    async def migrations(self, pool: PoolId) -> dict[str, Any]:
         """See `OperatorApi.migrations`."""
-        return await self._pools[SOLE_POOL].migrations()
+        return await self._pools[pool].migrations()
 
-    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def snapshot(self, pool: PoolId) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `OperatorApi.snapshot`."""
-        return self._pools[SOLE_POOL].snapshot()
+        return self._pools[pool].snapshot()
 
-    async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+    async def migrate(self, pool: PoolId, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `OperatorApi.migrate`."""
-        return await self._pools[SOLE_POOL].migrate(id, reference, target, path)
+        return await self._pools[pool].migrate(id, reference, target, path)
 
-    async def drain(self, replica: str) -> MoveAnswer:
+    async def drain(self, pool: PoolId, replica: str) -> MoveAnswer:
         """See `OperatorApi.drain`. Its requests move to other replicas while they run."""
-        return await self._pools[SOLE_POOL].drain(replica)
+        return await self._pools[pool].drain(replica)
 
-    async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
+    async def set_role(self, pool: PoolId, replica: str, role: Role | None) -> MoveAnswer:
         """See `OperatorApi.set_role`. The next epoch assigns it."""
-        return self._pools[SOLE_POOL].set_role(replica, role)
+        return self._pools[pool].set_role(replica, role)
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`. Moves that have been ordered before go on to their ends."""
@@ -206,14 +206,14 @@ class LiveScheduler:
         await self._epochs.follow_mode()
         return MoveAccepted(mode)
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+    async def set_bounds(self, pool: PoolId, least: int, most: int) -> MoveAnswer:
         """See `OperatorApi.set_bounds`."""
-        return self._pools[SOLE_POOL].set_bounds(least, most)
+        return self._pools[pool].set_bounds(least, most)
 
-    async def match(self, arrival: Arrival) -> dict[str, Any]:
+    async def match(self, pool: PoolId, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""
         await self._epochs.ready.wait()
-        return self._pools[SOLE_POOL].match(arrival)
+        return self._pools[pool].match(arrival)
 
 
 class EpochScheduler(LiveScheduler):

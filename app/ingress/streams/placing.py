@@ -49,7 +49,7 @@ class Placer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._pool = pool
+        self.pool = pool
         self._membership = membership
         self._place_timeout_s = place_timeout_s
         self._clock = clock
@@ -79,7 +79,7 @@ class Placer:
         tokens = Tokens(spec.prompt_tokens + outputs)
         content = self._contents.get(spec.id, NO_CONTENT)
         arrival = Arrival(spec.id, tokens, content.names, content.session, spec.precedence, spec.adapter_id)
-        call = PlaceCall(self._pool, arrival, spec.label, tuple(sorted(exclude)))
+        call = PlaceCall(self.pool, arrival, spec.label, tuple(sorted(exclude)))
         others = self._others(exclude)
         if len(others) == 1:
             self._announce(call)
@@ -106,7 +106,7 @@ class Placer:
     async def refresh(self) -> None:
         """Fetch the scheduler's view of the replicas; without an answer the old one stays."""
         with contextlib.suppress(Exception):
-            view = await self._scheduler.within(self._place_timeout_s).view()
+            view = await self._scheduler.within(self._place_timeout_s).view(self.pool)
             self._alone = PlacingAlone(view, self._clock())
             self._naming = view.naming
 

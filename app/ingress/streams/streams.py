@@ -25,7 +25,7 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
 from migration.run.reader import ReaderRun, ReaderWorld
 from policies.causes import Cause
-from policies.model import ReplicaId, RequestId
+from policies.model import PoolId, ReplicaId, RequestId
 from policies.plan import Path, Reason
 from policies.prefix.names import Naming
 
@@ -53,7 +53,7 @@ class Streams:
         self._tracer = tracer
         self._clock = clock
         self._calls = EngineCalls(replicas, placer, clock)
-        journal = RequestJournal(scheduler, tracer)
+        journal = RequestJournal(scheduler, placer.pool, tracer)
         self._world = ReaderWorld(self._calls, journal, clock, patience_s, max_engine_losses, lost)
         self._live: dict[RequestId, ReaderRun] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -209,8 +209,9 @@ class Streams:
 class RequestJournal:
     """Implements `Journal`: traces of all that happens to requests, records of those that a replica lost."""
 
-    def __init__(self, scheduler: SchedulerClient[NoticeApi], tracer: Tracer) -> None:
+    def __init__(self, scheduler: SchedulerClient[NoticeApi], pool: PoolId, tracer: Tracer) -> None:
         self._scheduler = scheduler
+        self._pool = pool
         self._tracer = tracer
 
     def hosted(self, spec: RequestSpec, reader: Reader, origin: SegmentOrigin, index: int) -> None:
@@ -250,4 +251,4 @@ class RequestJournal:
             record.reason,
             extra={"migration": record.to_json()},
         )
-        self._scheduler.notify(lambda scheduler: scheduler.record(record))
+        self._scheduler.notify(lambda scheduler: scheduler.record(self._pool, record))

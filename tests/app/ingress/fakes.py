@@ -54,7 +54,7 @@ from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
-from policies.model import SOLE_POOL, Blocks, ReplicaId, RequestId, Role
+from policies.model import SOLE_POOL, Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
@@ -293,7 +293,7 @@ class AnsweringScheduler:
         self._scheduler = scheduler
         self._timeout_s = timeout_s
 
-    async def view(self) -> PlacingView:
+    async def view(self, pool: PoolId) -> PlacingView:
         await self._scheduler.answer(self._timeout_s)
         return PlacingView()
 
@@ -301,13 +301,13 @@ class AnsweringScheduler:
         await self._scheduler.answer(self._timeout_s)
         return [self._scheduler.decide(call) for call in calls]
 
-    async def record(self, record: MigrationRecord) -> None:
+    async def record(self, pool: PoolId, record: MigrationRecord) -> None:
         self._scheduler.records.append(record)
 
-    async def copied(self, record: CopyRecord) -> None:
+    async def copied(self, pool: PoolId, record: CopyRecord) -> None:
         raise AssertionError("replicas report copies")
 
-    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+    async def latencies(self, pool: PoolId, ingress: IngressId, counts: ClassCounts) -> None:
         pass
 
     async def hurry(self) -> None:

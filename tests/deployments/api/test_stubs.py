@@ -35,7 +35,7 @@ from deployments.serve.routing import ReplicaHandles, Unrouted
 from migration.protocol.errors import Stopping
 from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place, Queue
-from policies.model import ReplicaId
+from policies.model import SOLE_POOL, ReplicaId
 
 pytestmark = pytest.mark.virtual_time
 
@@ -195,12 +195,12 @@ async def test_decisions_of_every_kind_travel() -> None:
 
 async def test_a_slow_scheduler_is_not_waited_for() -> None:
     with pytest.raises(TimeoutError):
-        await SchedulerStub(cast(Any, Handle(takes_s=2.0)), cast(Any, None), 1.0).state()
+        await SchedulerStub(cast(Any, Handle(takes_s=2.0)), cast(Any, None), 1.0).state(SOLE_POOL)
 
 
 async def test_a_call_that_the_scheduler_breaks_off_ends_no_task_of_ours() -> None:
     with pytest.raises(CalleeCancelled):
-        await SchedulerStub(cast(Any, Handle(fault=asyncio.CancelledError())), cast(Any, None), 1.0).state()
+        await SchedulerStub(cast(Any, Handle(fault=asyncio.CancelledError())), cast(Any, None), 1.0).state(SOLE_POOL)
 
 
 @pytest.mark.parametrize("fault", [None, RuntimeError("away")], ids=["heard", "not heard"])
@@ -217,7 +217,7 @@ async def test_a_scheduler_offers_its_channel_by_its_handle() -> None:
     handle = Handle(fault=RuntimeError("away"))
     client = ServeSchedulerClient(cast(Any, handle))
     with pytest.raises(RuntimeError, match="away"):
-        await client.within(1.0).view()
+        await client.within(1.0).view(SOLE_POOL)
     assert handle.calls == [("channel", ())]
 
 
@@ -225,5 +225,5 @@ async def test_a_scheduler_that_is_away_is_not_waited_for() -> None:
     client = ServeSchedulerClient(cast(Any, Handle(takes_s=100.0)))
     began = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
-        await client.within(1.0).view()
+        await client.within(1.0).view(SOLE_POOL)
     assert asyncio.get_running_loop().time() == began + 1.0

@@ -111,7 +111,7 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
     loop = asyncio.create_task(core.run())
     await core._epochs.ready.wait()
     await asyncio.sleep(1.0)
-    role = {r["id"]: r["role"] for r in (await core.state())["replicas"]}
+    role = {r["id"]: r["role"] for r in (await core.state(SOLE_POOL))["replicas"]}
     assert sorted(role.values()) == [Role.DECODE, Role.PREFILL]
     (prefills,) = (replica for replica, its in role.items() if its == Role.PREFILL)
     asked = []

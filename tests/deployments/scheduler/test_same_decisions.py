@@ -243,7 +243,7 @@ class ScriptedScheduler:
         self.told.present = {load.id: Present(load, (), look.profiles.get(load.id)) for load in running}
         for report in look.moves:
             order = self.told.orders[report.request, report.source, report.target]
-            await self.core.record(record(order, report))
+            await self.core.record(SOLE_POOL, record(order, report))
         await self.core._epochs.epoch()
         for _ in range(3):
             await asyncio.sleep(0)

@@ -35,7 +35,7 @@ from policies.decision.locations import Locations
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import Roster, status_of
-from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
+from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
@@ -208,6 +208,35 @@ async def place(scheduler: Scheduler, tokens: int, name: str = "x", exclude: str
     return decision
 
 
+async def test_a_call_goes_to_the_pool_that_it_names() -> None:
+    """Two pools, each with a replica `a` and a request `r` of its own. Only one answers for the other's names."""
+    config = SchedulerConfig.model_construct(policy="best_fit", mode=Mode.OFF, epoch_s=0.0)
+    fleets = {
+        SOLE_POOL: Fleet(make_report("a", 256, (running("r"),)), a=make_record()),
+        PoolId("Other"): Fleet(make_report("a", 5), make_report("b", 256)),
+    }
+    ports = [
+        PoolPorts(pool, fleet, FakeMembership(*fleet.reports), FakeListing(fleet.reports), FakeScaler(4), FakeRoles())
+        for pool, fleet in fleets.items()
+    ]
+    core = LiveScheduler(ReplicaId("s"), config, 3, ports, Telemetry(), now, now, FakeModes())
+    await asyncio.sleep(1.0)
+    await core._epochs.epoch()
+    calls = tuple(PlaceCall(pool, Arrival(RequestId("x"), Tokens(100)), "x", ()) for pool in fleets)
+    assert await core.place(calls) == [Place(ReplicaId("a")), Place(ReplicaId("b"))]
+    assert [(await core.view(pool)).replicas.keys() for pool in fleets] == [{"a"}, {"a", "b"}]
+    assert [[r["id"] for r in (await core.state(pool))["replicas"]] for pool in fleets] == [["a"], ["a", "b"]]
+    await core.record(PoolId("Other"), make_record("m1"))
+    assert [len((await core.migrations(pool))["migrations"]) for pool in fleets] == [0, 1]
+    answer = await core.migrate(PoolId("Other"), "m2", "r", None, AUTO)
+    assert isinstance(answer, MoveRejected) and answer.status == 404
+    assert await core.set_role(SOLE_POOL, "b", None) == MoveRejected(
+        404, "no replica 'b' is running", {"replicas": ["a"]}
+    )
+    with pytest.raises(KeyError):
+        await core.view(PoolId("none"))
+
+
 # --- placing ------------------------------------------------------------------------------------------
 
 
@@ -249,7 +278,7 @@ async def test_before_the_first_report_a_request_waits() -> None:
 
 async def free(scheduler: Scheduler) -> dict[str, int]:
     """The free tokens of every replica, as ingresses see them."""
-    return {replica: seen.free for replica, seen in (await scheduler.core.view()).replicas.items()}
+    return {replica: seen.free for replica, seen in (await scheduler.core.view(SOLE_POOL)).replicas.items()}
 
 
 async def test_the_view_holds_what_was_placed() -> None:
@@ -300,8 +329,8 @@ async def test_of_arrivals_together_the_one_with_the_most_to_lose_comes_first_an
 
 async def test_routing_is_in_state_and_the_naming_in_the_view() -> None:
     scheduler = await make_scheduler(*caching())
-    assert (await scheduler.core.view()).naming == NAMING
-    shown = (await scheduler.core.state())["routing"]
+    assert (await scheduler.core.view(SOLE_POOL)).naming == NAMING
+    shown = (await scheduler.core.state(SOLE_POOL))["routing"]
     assert shown == {
         "kind": "tree",
         "names": {"block_size": 4, "algorithm": "sha256", "mark": NAMING.mark},
@@ -314,29 +343,30 @@ async def test_routing_is_in_state_and_the_naming_in_the_view() -> None:
 
 async def test_replicas_that_name_blocks_differently_have_no_common_naming() -> None:
     scheduler = await make_scheduler(*caching(default_naming(8)))
-    shown = (await scheduler.core.state())["routing"]
+    shown = (await scheduler.core.state(SOLE_POOL))["routing"]
     assert shown["names"] is None and shown["off"] == "the engines of the replicas name KV blocks differently"
-    assert (await scheduler.core.view()).naming == shown["off"]
-    assert (await scheduler.core.match(named("x").arrival))["routing"]["off"] == shown["off"]
+    assert (await scheduler.core.view(SOLE_POOL)).naming == shown["off"]
+    assert (await scheduler.core.match(SOLE_POOL, named("x").arrival))["routing"]["off"] == shown["off"]
 
 
 async def test_a_match_is_the_placement_that_would_follow() -> None:
     scheduler = await make_scheduler(*caching())
-    found = await scheduler.core.match(named("x").arrival)
+    found = await scheduler.core.match(SOLE_POOL, named("x").arrival)
     assert (found["prompt_tokens"], found["full_blocks"], found["block_size"]) == (33, 8, 4)
     assert found["routing"] == {"kind": "tree", "off": None}
     assert (found["replica"], found["by"], found["queues"]) == ("b", "content", False)
     assert {replica["id"]: replica["tokens"]["hbm"] for replica in found["replicas"]} == {"a": 16, "b": 32}
-    assert await scheduler.core.match(named("x").arrival) == found
+    assert await scheduler.core.match(SOLE_POOL, named("x").arrival) == found
     assert (await scheduler.core.place((named("x"),)))[0].replica == "b"  # type: ignore[union-attr]
 
 
 async def test_a_match_has_the_reason_why_content_does_not_count() -> None:
     scheduler = await make_scheduler(*caching())
-    assert "no names for the prompt" in (await scheduler.core.match(named("x", names=()).arrival))["routing"]["off"]
-    assert (await scheduler.core.match(named("x", 3, ()).arrival))["routing"]["off"] is None, "it has no full block"
+    shown = [await scheduler.core.match(SOLE_POOL, call.arrival) for call in (named("x", names=()), named("x", 3, ()))]
+    assert "no names for the prompt" in shown[0]["routing"]["off"]
+    assert shown[1]["routing"]["off"] is None, "it has no full block"
     blind = await make_scheduler(*caching(), routing=Routing.LEAST_LOAD)
-    found = await blind.core.match(named("x").arrival)
+    found = await blind.core.match(SOLE_POOL, named("x").arrival)
     assert found["routing"] == {"kind": "least_load", "off": "scheduler.routing is least_load"}
     assert (found["replica"], found["by"]) == ("a", "policy")
 
@@ -344,7 +374,7 @@ async def test_a_match_has_the_reason_why_content_does_not_count() -> None:
 async def test_a_match_leaves_out_replicas_that_have_left_since_the_last_epoch() -> None:
     scheduler = await make_scheduler(*caching())
     scheduler.members.running = (ReplicaId("a"),)
-    found = await scheduler.core.match(named("x").arrival)
+    found = await scheduler.core.match(SOLE_POOL, named("x").arrival)
     assert found["replica"] == "a" and [replica["id"] for replica in found["replicas"]] == ["a"]
 
 
@@ -352,7 +382,7 @@ async def test_a_match_leaves_out_replicas_that_have_left_since_the_last_epoch()
 
 
 async def move(scheduler: Scheduler, reference: str = "r", target: str | None = None) -> Any:
-    return await scheduler.core.migrate("m1", reference, target, AUTO)
+    return await scheduler.core.migrate(SOLE_POOL, "m1", reference, target, AUTO)
 
 
 def on_a(*requests: RequestLoad) -> tuple[Present, Present]:
@@ -385,7 +415,7 @@ async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     profile = Profile("n", "c", 4.0, Line.of(1e6), bytes_per_s)
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
-    await scheduler.core.migrate("m1", "r", "b", asked)
+    await scheduler.core.migrate(SOLE_POOL, "m1", "r", "b", asked)
     ((_, _, order, _, _),) = scheduler.fleet.asked
     assert order.path is path
     assert order.predicted_kv_s > 0 and order.predicted_tokens_s > 0
@@ -397,7 +427,7 @@ async def test_an_order_by_the_last_reports_asks_no_replica_and_one_that_fails_b
     assert isinstance(await move(scheduler), MoveAccepted) and scheduler.fleet.times_asked == asked
     scheduler.fleet.reports[ReplicaId("b")] = make_report("b", requests=(running("new"),))
     scheduler.fleet.others.answers["b"] = make_record("m2")
-    assert isinstance(await scheduler.core.migrate("m2", "new", "a", AUTO), MoveAccepted)
+    assert isinstance(await scheduler.core.migrate(SOLE_POOL, "m2", "new", "a", AUTO), MoveAccepted)
     assert scheduler.fleet.times_asked == asked + 2 and scheduler.fleet.asked[-1][0] == "b"
 
 
@@ -450,22 +480,22 @@ async def test_a_source_that_will_not_is_told(fault: Exception, status: int) -> 
 async def test_the_newest_word_on_a_migration_is_kept() -> None:
     scheduler = await make_scheduler()
     for outcome in (None, Outcome.COMMITTED, None):
-        await scheduler.core.record(make_record(outcome=outcome))
-    (record,) = (await scheduler.core.migrations())["migrations"]
+        await scheduler.core.record(SOLE_POOL, make_record(outcome=outcome))
+    (record,) = (await scheduler.core.migrations(SOLE_POOL))["migrations"]
     assert record["outcome"] == "committed"
 
 
 async def test_migrations_are_told_newest_first() -> None:
     scheduler = await make_scheduler(replace(make_report("a"), records=(make_record("m1", at=1),)))
-    await scheduler.core.record(make_record("m3", at=3))
-    await scheduler.core.record(make_record("m2", at=2))
-    assert [record["id"] for record in (await scheduler.core.migrations())["migrations"]] == ["m3", "m2", "m1"]
+    await scheduler.core.record(SOLE_POOL, make_record("m3", at=3))
+    await scheduler.core.record(SOLE_POOL, make_record("m2", at=2))
+    assert [record["id"] for record in (await scheduler.core.migrations(SOLE_POOL))["migrations"]] == ["m3", "m2", "m1"]
 
 
 async def test_a_migration_is_counted_once() -> None:
     scheduler = await make_scheduler()
     for outcome in (None, Outcome.COMMITTED, Outcome.COMMITTED):
-        await scheduler.core.record(make_record(outcome=outcome))
+        await scheduler.core.record(SOLE_POOL, make_record(outcome=outcome))
     assert await scheduler.counted("mell_migrations_total") == 1
 
 
@@ -473,7 +503,7 @@ async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
     scheduler = await make_scheduler()
     ended = replace(make_record(outcome=Outcome.COMMITTED), duration_s=1.0, pause_s=0.25)
     for record in (ended, replace(ended, resume_s=0.5), replace(ended, resume_s=0.5), ended):
-        await scheduler.core.record(record)
+        await scheduler.core.record(SOLE_POOL, record)
     assert await scheduler.counted("mell_migrations_total") == 1
     assert await scheduler.counted("mell_migration_seconds_count") == 1
     assert await scheduler.counted("mell_migration_seconds_sum") == 1.25
@@ -482,7 +512,7 @@ async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
 async def test_old_migrations_are_forgotten() -> None:
     scheduler = await make_scheduler()
     for n in range(KEPT + 10):
-        await scheduler.core.record(make_record(f"m{n}"))
+        await scheduler.core.record(SOLE_POOL, make_record(f"m{n}"))
     assert (
         len(scheduler.core._pools[SOLE_POOL]._records) == KEPT and "m9" not in scheduler.core._pools[SOLE_POOL]._records
     )
@@ -491,7 +521,7 @@ async def test_old_migrations_are_forgotten() -> None:
 async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_again() -> None:
     scheduler = await make_scheduler()
     for n in (*range(KEPT + 10), 0):
-        await scheduler.core.record(make_record(f"m{n}", Outcome.COMMITTED))
+        await scheduler.core.record(SOLE_POOL, make_record(f"m{n}", Outcome.COMMITTED))
     assert await scheduler.counted("mell_migrations_total") == KEPT + 10
 
 
@@ -499,7 +529,7 @@ async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
     scheduler.listing.without_room = (status_of(make_report("a").load),)
     await scheduler.epoch()
-    state = await scheduler.core.state()
+    state = await scheduler.core.state(SOLE_POOL)
     assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
     assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
     assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
@@ -508,7 +538,7 @@ async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
 @pytest.mark.parametrize(("sizes", "least"), [(Sizes.MARGINAL, 1), (Sizes.BLIND, None)])
 async def test_the_state_has_a_bound_where_requests_share_blocks(sizes: Sizes, least: int | None) -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)), sizes=sizes)
-    assert (await scheduler.core.state()).get("least_replicas") == least
+    assert (await scheduler.core.state(SOLE_POOL)).get("least_replicas") == least
 
 
 @pytest.mark.parametrize(("itl_ms", "shown"), [(None, None), (50.0, "measuring")])
@@ -517,7 +547,7 @@ async def test_a_service_level_is_in_state_and_metrics(itl_ms: float | None, sho
     config = SchedulerConfig.model_construct(policy="pack", mode=Mode.ACT, epoch_s=0.0, slo=slo)
     scheduler = Scheduler(Fleet(make_report("a"), make_report("b")), config)
     await scheduler.epoch()
-    assert (await scheduler.core.state()).get("service", {}).get("state") == shown
+    assert (await scheduler.core.state(SOLE_POOL)).get("service", {}).get("state") == shown
     assert await scheduler.counted("mell_service_state") == (shown is not None)
 
 
@@ -526,11 +556,11 @@ async def test_the_times_that_clients_got_are_in_state_and_metrics() -> None:
     config = SchedulerConfig.model_construct(policy="pack", mode=Mode.ACT, epoch_s=0.0, slo=slo)
     scheduler, times = Scheduler(Fleet(make_report("a")), config), ServiceTimes()
     for _ in range(2):
-        await scheduler.core.latencies(IngressId("i"), {DEFAULT_CLASS: times.counts})
+        await scheduler.core.latencies(SOLE_POOL, IngressId("i"), {DEFAULT_CLASS: times.counts})
         times.ttft.add(1.5)
-    await scheduler.core.latencies(IngressId("i"), {DEFAULT_CLASS: times.counts})
+    await scheduler.core.latencies(SOLE_POOL, IngressId("i"), {DEFAULT_CLASS: times.counts})
     await scheduler.epoch()
-    service = (await scheduler.core.state())["service"]
+    service = (await scheduler.core.state(SOLE_POOL))["service"]
     assert service["target"] == {"ttft_p99_s": 2.0, "itl_p99_ms": None}
     assert service["reached"]["ttft_p99_s"] == pytest.approx(1.5, rel=ERROR) and service["reached"]["first_tokens"] == 2
     exposed = parsed(merge([await scheduler.core.metrics()]))["mell_service_p99_seconds"]
@@ -541,7 +571,7 @@ async def test_the_times_that_clients_got_are_in_state_and_metrics() -> None:
 async def test_the_reasons_for_the_number_of_replicas_are_in_state_and_metrics(mode: Mode) -> None:
     busy = (make_report(name, requests=(running(request),)) for name, request in (("a", "r"), ("b", "s")))
     scheduler = await make_scheduler(*busy, mode=mode)
-    shown = (await scheduler.core.state()).get("scaling")
+    shown = (await scheduler.core.state(SOLE_POOL)).get("scaling")
     assert (shown and (shown["up"], shown["kept"])) == ((None, "in_use") if mode is Mode.ACT else None)
     assert await scheduler.counted("mell_replicas_reason") == (mode is Mode.ACT)
 
@@ -554,31 +584,36 @@ async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
     await asyncio.sleep(0.1)
     assert await place(scheduler, 20, "x", exclude="b") == Place(ReplicaId("a"))
     scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 245, requests=(running("x"),))
-    await scheduler.core.state()
+    await scheduler.core.state(SOLE_POOL)
     assert not epoch.done()
     await epoch
     for _ in range(2):
         assert scheduler.core._memory.pool(SOLE_POOL).cluster.requests[RequestId("x")].replica is not None
-        assert (await scheduler.core.view()).replicas[ReplicaId("a")].requests == 1
+        assert (await scheduler.core.view(SOLE_POOL)).replicas[ReplicaId("a")].requests == 1
         await scheduler.epoch()
 
 
 async def test_looks_share_a_gathering_and_the_pages_ask_nobody() -> None:
     scheduler = await make_scheduler(make_report("a"))
     asked = scheduler.fleet.times_asked
-    looks = (scheduler.core.state(), scheduler.core.migrations(), scheduler.core.state(), move(scheduler))
+    looks = (
+        scheduler.core.state(SOLE_POOL),
+        scheduler.core.migrations(SOLE_POOL),
+        scheduler.core.state(SOLE_POOL),
+        move(scheduler),
+    )
     await asyncio.gather(*looks)
     assert scheduler.fleet.times_asked == asked + 1
-    state, migrations = await scheduler.core.snapshot()
+    state, migrations = await scheduler.core.snapshot(SOLE_POOL)
     assert [replica["id"] for replica in state["replicas"]] == ["a"] and migrations == {"migrations": []}
     assert scheduler.fleet.times_asked == asked + 1
 
 
 async def test_the_number_of_replicas_is_not_waited_for() -> None:
     scheduler = await make_scheduler(epochs=0)
-    assert await scheduler.core.wanted() is None
+    assert await scheduler.core.wanted(SOLE_POOL) is None
     await scheduler.epoch()
-    assert await scheduler.core.wanted() == 2
+    assert await scheduler.core.wanted(SOLE_POOL) == 2
 
 
 # --- epochs -------------------------------------------------------------------------------------------
@@ -623,7 +658,7 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
     for n in range(3):
         await scheduler.epoch()
         await place(scheduler, 20, f"x{n}")
-        await scheduler.core.migrate(f"by-hand-{n}", "q", None, AUTO)
+        await scheduler.core.migrate(SOLE_POOL, f"by-hand-{n}", "q", None, AUTO)
     await scheduler.epoch()
     scheduler.core._epochs._recorder.close()
     read, epochs = read_recording(tmp_path / "new" / "epochs.jsonl")
@@ -660,7 +695,7 @@ async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_
 
 async def test_a_scheduler_that_observes_shows_the_decision_of_act_and_does_nothing() -> None:
     scheduler = await make_scheduler(*half_empty(), epochs=3, mode=Mode.OBSERVE, spec=NO_GROWTH)
-    shown = (await scheduler.core.state())["dry_run"]
+    shown = (await scheduler.core.state(SOLE_POOL))["dry_run"]
     assert (shown["replicas_now"], shown["replicas_needed"], shown["moves"]) == (2, 1, 1)
     assert shown["said"].startswith("would run 1 replica instead of 2, with 1 move in ")
     for metric in "mell_dry_run_moves_total", "mell_dry_run_replicas_needed":
@@ -672,13 +707,13 @@ async def test_a_scheduler_that_observes_shows_the_decision_of_act_and_does_noth
 async def test_only_a_scheduler_that_observes_has_a_dry_run(mode: Mode) -> None:
     scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
     await asyncio.sleep(0.01)
-    assert "dry_run" not in await scheduler.core.state()
+    assert "dry_run" not in await scheduler.core.state(SOLE_POOL)
     assert await scheduler.counted("mell_dry_run_replicas_needed") == 0
 
 
 async def test_before_any_replica_runs_there_is_no_dry_run() -> None:
     scheduler = await make_scheduler(epochs=0, mode=Mode.OBSERVE)
-    assert "dry_run" not in await scheduler.core.state()
+    assert "dry_run" not in await scheduler.core.state(SOLE_POOL)
 
 
 # --- draining -----------------------------------------------------------------------------------------
@@ -686,19 +721,19 @@ async def test_before_any_replica_runs_there_is_no_dry_run() -> None:
 
 async def test_a_replica_is_drained_at_an_operators_word() -> None:
     scheduler = await make_scheduler()
-    assert await scheduler.core.drain("a") == MoveAccepted("a")
+    assert await scheduler.core.drain(SOLE_POOL, "a") == MoveAccepted("a")
     assert scheduler.scale.drained == ["a"]
 
 
 async def test_what_does_not_run_is_not_drained() -> None:
-    answer = await (await make_scheduler()).core.drain("z")
+    answer = await (await make_scheduler()).core.drain(SOLE_POOL, "z")
     assert isinstance(answer, MoveRejected) and (answer.status, answer.details) == (404, {"replicas": ["a", "b"]})
 
 
 async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
     scheduler = await make_scheduler(make_report("a"))
     scheduler.scale.max_replicas = 1
-    answer = await scheduler.core.drain("a")
+    answer = await scheduler.core.drain(SOLE_POOL, "a")
     assert isinstance(answer, MoveRejected) and answer.status == 422
 
 
@@ -706,7 +741,7 @@ async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
 async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int) -> None:
     scheduler = await make_scheduler()
     scheduler.scale.fault = fault
-    answer = await scheduler.core.drain("a")
+    answer = await scheduler.core.drain(SOLE_POOL, "a")
     assert isinstance(answer, MoveRejected) and (answer.status, answer.message) == (status, str(fault))
 
 
@@ -722,14 +757,14 @@ def three(roles: Mapping[ReplicaId, Role] | None = None, mode: Mode = Mode.ACT) 
 
 async def shown(scheduler: Scheduler) -> list[tuple[str, str | None]]:
     """The role of every replica, and the one that an operator has set."""
-    return [(r["role"], r["role_by_hand"]) for r in (await scheduler.core.state())["replicas"]]
+    return [(r["role"], r["role_by_hand"]) for r in (await scheduler.core.state(SOLE_POOL))["replicas"]]
 
 
 async def test_an_operators_role_is_in_state_metrics_and_placements_until_it_is_taken_back() -> None:
     scheduler = three()
     await scheduler.epoch()
-    assert await scheduler.core.set_role("b", Role.DECODE) == MoveAccepted("b")
-    assert await scheduler.core.set_role("c", Role.PREFILL) == MoveAccepted("c")
+    assert await scheduler.core.set_role(SOLE_POOL, "b", Role.DECODE) == MoveAccepted("b")
+    assert await scheduler.core.set_role(SOLE_POOL, "c", Role.PREFILL) == MoveAccepted("c")
     await scheduler.epoch()
     assert await shown(scheduler) == [("both", None), ("decode", "decode"), ("prefill", "prefill")]
     gauges = parsed(merge([await scheduler.core.metrics()]))["mell_replica_roles"]
@@ -737,7 +772,7 @@ async def test_an_operators_role_is_in_state_metrics_and_placements_until_it_is_
     placed = await place(scheduler, 20)
     assert (placed.replica, placed.then.target) == ("c", "a")
     for name in "bc":
-        assert await scheduler.core.set_role(name, None) == MoveAccepted(name)
+        assert await scheduler.core.set_role(SOLE_POOL, name, None) == MoveAccepted(name)
     await scheduler.epoch()
     assert await shown(scheduler) == [("both", None)] * 3 and scheduler.roles.kept == {}
 
@@ -745,36 +780,36 @@ async def test_an_operators_role_is_in_state_metrics_and_placements_until_it_is_
 async def test_the_next_scheduler_has_the_operators_roles() -> None:
     scheduler = three()
     await scheduler.epoch()
-    await scheduler.core.set_role("b", Role.PREFILL)
+    await scheduler.core.set_role(SOLE_POOL, "b", Role.PREFILL)
     successor = three(scheduler.roles.kept | {ReplicaId("gone"): Role.DECODE})
     await successor.epoch()
     assert await shown(successor) == [("both", None), ("prefill", "prefill"), ("both", None)]
-    await successor.core.set_role("a", Role.DECODE)
+    await successor.core.set_role(SOLE_POOL, "a", Role.DECODE)
     assert successor.roles.kept == {"a": "decode", "b": "prefill"}, "what ended meanwhile is left out"
 
 
 async def test_a_role_is_refused_where_it_would_do_nothing() -> None:
     scheduler = three()
     await scheduler.epoch()
-    answer = await scheduler.core.set_role("z", Role.DECODE)
+    answer = await scheduler.core.set_role(SOLE_POOL, "z", Role.DECODE)
     assert isinstance(answer, MoveRejected) and (answer.status, answer.details) == (404, {"replicas": ["a", "b", "c"]})
     scheduler = three(mode=Mode.OFF)
     await scheduler.epoch()
-    answer = await scheduler.core.set_role("a", Role.DECODE)
+    answer = await scheduler.core.set_role(SOLE_POOL, "a", Role.DECODE)
     assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
 
 
 async def test_new_bounds_are_in_the_state() -> None:
     scheduler = three()
     await scheduler.epoch()
-    assert await scheduler.core.set_bounds(1, 5) == MoveAccepted("Engine")
-    state = await scheduler.core.state()
+    assert await scheduler.core.set_bounds(SOLE_POOL, 1, 5) == MoveAccepted("Engine")
+    state = await scheduler.core.state(SOLE_POOL)
     assert (state["min_replicas"], state["max_replicas"]) == (1, 5)
 
 
 async def test_bounds_are_refused_where_nothing_opens_replicas() -> None:
     scheduler = three(mode=Mode.OFF)
-    answer = await scheduler.core.set_bounds(1, 5)
+    answer = await scheduler.core.set_bounds(SOLE_POOL, 1, 5)
     assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
 
 
@@ -845,7 +880,7 @@ async def test_an_ordered_mode_stops_moves_and_closings_at_once_and_allows_them_
     assert await scheduler.core.set_mode(Mode.OFF) == MoveAccepted("off")
     await asyncio.sleep(1.0)
     await scheduler.epoch()
-    state = await scheduler.core.state()
+    state = await scheduler.core.state(SOLE_POOL)
     assert (state["mode"], state["configured_mode"]) == ("off", "act")
     assert (scheduler.fleet.asked, scheduler.scale.closed, scheduler.scale.scales) == ([], [], False)
     assert await scheduler.core.set_mode(Mode.ACT) == MoveAccepted("act")
@@ -875,8 +910,8 @@ async def test_the_next_scheduler_has_the_ordered_mode_until_the_application_is_
         second.listing.deployed_at = deployed_at
         await asyncio.sleep(1.0)
         await second.epoch()
-        assert (await second.core.state())["mode"] == mode
-    assert (await successor(Mode.OFF).core.state())["mode"] == "observe", "before Serve has answered"
+        assert (await second.core.state(SOLE_POOL))["mode"] == mode
+    assert (await successor(Mode.OFF).core.state(SOLE_POOL))["mode"] == "observe", "before Serve has answered"
 
 
 async def test_the_moves_of_an_ordered_dry_run_are_added_to_those_of_the_last_one() -> None:
@@ -888,7 +923,7 @@ async def test_the_moves_of_an_ordered_dry_run_are_added_to_those_of_the_last_on
             await asyncio.sleep(1.0)
             await scheduler.epoch()
         moves.append((mode in "observe", await scheduler.counted("mell_dry_run_moves_total")))
-        assert ("dry_run" in await scheduler.core.state()) is (mode is Mode.OBSERVE)
+        assert ("dry_run" in await scheduler.core.state(SOLE_POOL)) is (mode is Mode.OBSERVE)
     first = moves[0][1]
     assert first > 0 and moves == [(True, first), (False, first), (True, 2 * first)]
 
@@ -904,7 +939,7 @@ async def test_the_reasons_of_a_mode_end_with_it() -> None:
     assert await scheduler.counted("mell_replicas_reason") == 1
     await scheduler.core.set_mode(Mode.OFF)
     assert await scheduler.counted("mell_replicas_reason") == 0
-    assert "scaling" not in await scheduler.core.state()
+    assert "scaling" not in await scheduler.core.state(SOLE_POOL)
 
 
 async def test_early_epochs_come_early_but_not_at_once() -> None:
@@ -926,7 +961,7 @@ async def test_the_number_of_replicas_for_prefills_is_in_state_if_it_is_decided(
     config = SchedulerConfig(mode=Mode.ACT, bounds=(2, 2), prefill_replicas=1, auto_prefills=auto)
     scheduler = Scheduler(Fleet(make_report("a"), make_report("b")), config)
     await scheduler.epoch()
-    shown = (await scheduler.core.state()).get("disaggregation")
+    shown = (await scheduler.core.state(SOLE_POOL)).get("disaggregation")
     none = {"prefill_replicas": 0, "at_most": 1, "reason": "measuring", "apart_share": 0.0, "predicted_s": {}}
     assert shown == (none if auto else None)
 
@@ -941,7 +976,10 @@ async def test_a_prefill_is_moved_on_in_an_early_epoch() -> None:
     scheduler = Scheduler(Fleet(*reports, move=make_record()), config)
     loop = asyncio.create_task(scheduler.core.run())
     await scheduler.core._epochs.ready.wait()
-    assert {r["id"]: r["role"] for r in (await scheduler.core.state())["replicas"]} == {"a": "prefill", "b": "decode"}
+    assert {r["id"]: r["role"] for r in (await scheduler.core.state(SOLE_POOL))["replicas"]} == {
+        "a": "prefill",
+        "b": "decode",
+    }
     began = now()
     assert await place(scheduler, 20, "n") == Place(ReplicaId("a"))
     arrived = replace(running("n", "label"), phase=Phase.PREFILL)

@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError, RaySystemError, RayTaskError, WorkerCrashedError
 from ray.serve._private.common import DeploymentID
+from ray.serve._private.common import ReplicaID as FullReplicaId
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from ray.serve.request_router import RequestRouter
 
-from deployments.serve.routing import AWAY_S, ReplicaHandles, TargetRouter, Unrouted, _peer_errors
+from deployments.serve.routing import AWAY_S, ReplicaHandles, TargetRouter, Unrouted, _peer_errors, own_pool
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId
@@ -285,3 +286,9 @@ async def test_a_stream_that_its_reader_leaves_is_cancelled(waiting: bool) -> No
             await asyncio.wait_for(anext(stream), 0.01)
     await stream.aclose()
     assert cast(Any, made._streams[ReplicaId("x")]).stream.cancelled
+
+
+def test_a_replicas_pool_is_the_deployment_that_serve_has_started_it_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(replica_id=FullReplicaId("a", DeploymentID("Other", "mell")))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    assert own_pool() == "Other"

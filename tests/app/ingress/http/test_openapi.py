@@ -19,6 +19,7 @@ from app.ingress.http.operation import OperatorOperation, order_of
 from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
 from policies.decision.reports import status_of
+from policies.model import SOLE_POOL
 from tests.app.client.sample import match
 from tests.app.ingress.fakes import Api, make_api
 from tests.deployments.scheduler.fakes import make_report
@@ -143,7 +144,7 @@ async def test_the_state_is_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
     scheduler.listing.without_room = (status_of(make_report("a").load),)
     await scheduler.epoch()
-    state = await scheduler.core.state()
+    state = await scheduler.core.state(SOLE_POOL)
     assert [replica["requests"] for replica in state["replicas"]][1]
     fits(answers.State, state)
     fits(answers.State, {"as_of": 0.0, "mode": "off", "replicas": []})
@@ -152,9 +153,9 @@ async def test_the_state_is_what_is_described() -> None:
 @pytest.mark.virtual_time
 async def test_migrations_are_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b"))
-    await scheduler.core.record(make_record("m1"))
-    await scheduler.core.record(replace(make_record("m2", Outcome.COMMITTED), pause_s=0.1, error="none"))
-    migrations = await scheduler.core.migrations()
+    await scheduler.core.record(SOLE_POOL, make_record("m1"))
+    await scheduler.core.record(SOLE_POOL, replace(make_record("m2", Outcome.COMMITTED), pause_s=0.1, error="none"))
+    migrations = await scheduler.core.migrations(SOLE_POOL)
     assert len(migrations["migrations"]) == 2
     fits(answers.Migrations, migrations)
 
@@ -162,7 +163,7 @@ async def test_migrations_are_what_is_described() -> None:
 @pytest.mark.virtual_time
 async def test_a_match_is_what_is_described() -> None:
     scheduler = await make_scheduler(*caching())
-    found = await scheduler.core.match(named_call("x").arrival)
+    found = await scheduler.core.match(SOLE_POOL, named_call("x").arrival)
     assert found["replicas"]
     fits(answers.Match, found)
     fits(answers.Match, match(None, off="no replica has a mirror"))
