@@ -468,11 +468,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What all deployments know of the application: its common time limits, in seconds, and its pools.
+    """The common time limits of the deployments, in seconds, and the pools of the application.
 
     `ingress_lease_s` is the silence of an ingress after which its requests end, `engine_silence_s` the silence of an
     engine with requests after which it is given up. Serve kills a replica `grace_s` after it has begun to stop it.
-    `pools` are the pools of the application: one, since it has one model.
+    `pools` is one pool, since an application has one model.
     """
 
     ingress_lease_s: float = 10.0
