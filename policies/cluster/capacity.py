@@ -48,12 +48,17 @@ def closable(cluster: Cluster, closing: Collection[Replica] = (), times: float =
     A forecast is not multiplied: its spread is the margin.
     """
     conditions = cluster.conditions
-    if len(cluster.running()) - len(closing) <= max(conditions.min_replicas, conditions.level_replicas):
+    if len(closing) >= _above_minimum(cluster):
         return -1.0
     if not conditions.slack:
         return inf
     margin = 1.0 if conditions.is_forecast else times
     return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - margin * conditions.slack
+
+
+def _above_minimum(cluster: Cluster) -> int:
+    """The number of running replicas beyond the larger minimum."""
+    return len(cluster.running()) - max(cluster.conditions.min_replicas, cluster.conditions.level_replicas)
 
 
 def may_close(cluster: Cluster, times: float = 1.0) -> bool:
@@ -67,8 +72,7 @@ def needed_replicas(cluster: Cluster) -> int:
 
     Replicas that requests are leaving count as empty.
     """
-    left, closing = closable(cluster), 0
-    most = len(cluster.running()) - max(cluster.conditions.min_replicas, cluster.conditions.level_replicas)
+    left, closing, most = closable(cluster), 0, _above_minimum(cluster)
     for replica in reversed(cluster.running()):
         idle = not (replica.role is Role.PREFILL or replica.requests or replica.queued)
         if idle and closing < most and replica.capacity <= left:

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from tests.adapters import ADAPTERS
+from tests.counts import LONG
 from tests.integration.application import MODEL, Answer, Application, Client, prompt
 from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved
 
 MODELS = (MODEL, *ADAPTERS)
+TOKENS = 300
 
 
 async def asked(client: Client, tokens: list[int], count: int) -> list[str]:
@@ -21,17 +23,19 @@ async def asked(client: Client, tokens: list[int], count: int) -> list[str]:
 BY_KV = row("LoRA adapters").how is How.KV
 
 
-@pytest.mark.parametrize("path", ["kv", "tokens"])
+@pytest.mark.parametrize(
+    "path", ["kv", pytest.param("tokens", marks=pytest.mark.skipif(not LONG, reason="the next test has both paths"))]
+)
 async def test_a_request_moves_with_its_adapter(application: Application, path: str) -> None:
     """One prompt, three models: what one has brought to a replica must not serve another."""
     tokens = prompt(400, f"adapters/{path}")
     async with application.client() as client:
         await client.settle()  # so that all runs begin on the same replica, and the other one has no blocks
-        want = await asked(client, tokens, 600)
+        want = await asked(client, tokens, TOKENS)
         assert len({*want}) == len(want) and all(len({*text.split()}) > 10 for text in want)
         for model, text in zip(MODELS, want, strict=True):
             before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
-            answer, (record,) = await moved(client, f"{path}-{model}", tokens, 600, [10], [path], model=model)
+            answer, (record,) = await moved(client, f"{path}-{model}", tokens, TOKENS, [10], [path], model=model)
             assert answer.text == text, (model, record)
             assert (record["outcome"], record["path"]) == ("committed", path if BY_KV else "tokens")
             if path == "kv":

@@ -250,17 +250,26 @@ async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Applic
         after = await client.metrics()
         (chosen,) = [each for each in found["replicas"] if each["id"] == other]
         assert found["replica"] == other and chosen["copy"]["from"] == donor
-        assert cached(body["usage"]) == blocks * BLOCK
-        for outcome, count in (("done", 1), ("aborted", 0)):
-            labels = {"reason": "fetch", "outcome": outcome}
-            made = (total(metrics, "mell_cache_copies_total", **labels) for metrics in (after, before))
-            assert next(made) - next(made) == count
+        done, aborted = (
+            total(after, "mell_cache_copies_total", **labels) - total(before, "mell_cache_copies_total", **labels)
+            for labels in ({"reason": "fetch", "outcome": outcome} for outcome in ("done", "aborted"))
+        )
+        assert done + aborted == 1
+        assert cached(body["usage"]) == done * blocks * BLOCK
+        if aborted:  # on a busy machine, a copy may take longer than the computation that it would save
+            (*_, last) = [line for line in log_of(application) if "(fetch)" in line]
+            assert "the copy was not complete in time" in last
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
         await reset(client)
         computed, body = await client.complete(follower, 8)
         assert computed == fetched and cached(body["usage"]) == 0
+
+
+def log_of(application: Application) -> list[str]:
+    """The lines that the application has written."""
+    return (application.folder / "serve.log").read_text().splitlines()
 
 
 async def matched(client: Client, tokens: list[int]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_the_shipped_model_answers_as_in_vllm_moved_and_after_a_death(
         wait_until(lambda: len(run.replicas()) < 2 or run.has("initialize_and_get_metadata"), START_LIMIT_S)
         left, length = Left(run), len(run.output)
         run.signal_group(signal.SIGINT)
-        assert run.process.wait(60) == 0
+        assert run.process.wait(150) == 0
         assert left.nothing()
         assert "Traceback" not in run.output[length:] and run.output.endswith("mell: stopped\n")
     finally:
@@ -159,7 +159,7 @@ def test_interrupted_while_engines_start_all_ends_at_once(stage: Stage, tmp_path
         wait_until(lambda: run.has("Engine.initialize_and_get_metadata"), START_LIMIT_S)
         left = Left(run)
         run.signal_group(signal.SIGINT)
-        assert run.process.wait(60) == 0
+        assert run.process.wait(150) == 0
         assert left.nothing()
         assert "Traceback" not in run.output and run.output.endswith("mell: stopped\n")
     finally:
