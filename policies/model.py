@@ -24,6 +24,9 @@ Tokens = NewType("Tokens", int)
 Blocks = NewType("Blocks", int)
 Bytes = NewType("Bytes", int)
 
+RETRY_S = 2.0
+"""The longest time between two tries of a request that no replica accepts, in seconds."""
+
 
 class ReplicaState(StrEnum):
     """The stages of a replica's life. Only RUNNING replicas take new requests."""

@@ -33,13 +33,12 @@ from migration.protocol.request import RequestSpec, StreamEvent
 from migration.protocol.tables.reader import ReaderState
 from migration.run.times import QUIET_S
 from policies.causes import Cause
-from policies.model import ReplicaId
+from policies.model import RETRY_S, ReplicaId
 
 log = logging.getLogger("ray.serve")
 
 _PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
-"""The first and the longest time between two looks for a replica, unless the list of replicas changes meanwhile."""
+"""The first time between two tries to find a replica, unless the list of replicas changes meanwhile."""
 
 _VERDICTS = {
     Cause.TOO_LONG: LossKind.INVALID,
@@ -368,7 +367,7 @@ class _Patience:
     def pause_s(self) -> float:
         """The pause before the next attempt; not above 0 once there is no time left."""
         pause_s = min(self._pause_s, self._until - self._clock())
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, RETRY_S)
         return pause_s
 
     def shorten(self) -> None:

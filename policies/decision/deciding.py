@@ -47,7 +47,7 @@ from policies.decision.memory import PoolMemory
 from policies.decision.observation import Observation, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
 from policies.decision.slices import finish
-from policies.model import Phase, PoolId, ReplicaId, ReplicaState, RequestId, Role
+from policies.model import RETRY_S, Phase, PoolId, ReplicaId, ReplicaState, RequestId, Role
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Proposal, Reason
 from policies.prefix.reuse import worth_returning
@@ -155,11 +155,10 @@ def place(
 
     On a prefill replica it comes with its move to another one, if that has room: the request is under way from then on.
     An earlier location of the same request is dropped. A request that fits nowhere queues on the replica with the
-    fewest requests, queued ones included, and of equals on the one with the most free room.
+    fewest requests, queued ones included, and of equals on the one with the most free room. Without any replica it
+    waits, and replicas are opened for it, until its next try or `RETRY_S` after the time of a placement.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
-    if not _has_running(cluster, barred):
-        return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
     request = memory.locations.add_request(
@@ -167,6 +166,11 @@ def place(
     )
     held = memory.router.match(arrival)
     memory.router.take_names(arrival.id, arrival.names)
+    expires_at = now + memory.terms.placement_ttl_s
+    placed = Placed(label, None, arrival.tokens, now, expires_at + RETRY_S, arrival.precedence, arrival.adapter)
+    if not _has_running(cluster, barred):
+        memory.add_placement(request.id, placed)
+        return NoReplica()
     routed, onward = _placing(memory, request, arrival, held, barred, now)
     placing = routed.placing
     replica = cluster.replicas[placing.replica]
@@ -183,8 +187,7 @@ def place(
         placing = Queue(replica.id, matched)
     if not exclude:
         memory.learned.experience.observe_arrival(arrival.tokens, now)
-    expires_at = now + memory.terms.placement_ttl_s
-    placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
+    placed = replace(placed, replica=replica.id, expires_at=expires_at)
     memory.add_placement(request.id, placed, placing.matched.predicted)
     if then is None:
         cluster.locate(request, replica)
@@ -532,11 +535,16 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
 
 
 def _live_plan(memory: PoolMemory, plan: Plan, admitted: Admitted | None) -> Plan:
-    """The cluster's plan for replicas on which every request is on one, if only in its queue, with `admitted` moves."""
+    """The cluster's plan, with `admitted` moves, for requests that are on a replica or ask for one again."""
     placements, evicted = plan.placements, plan.evicted
     if not memory.terms.may_wait_nowhere:
-        on_replicas = memory.locations.homes.keys() | {eviction.request for eviction in evicted}
-        placements, evicted = tuple(each for each in placements if each.request not in on_replicas), ()
+        locations, gone = memory.locations, {eviction.request for eviction in evicted}
+        placements = tuple(
+            each
+            for each in placements
+            if not (each.request in locations.homes or each.request in gone or locations.asks_again(each.request))
+        )
+        evicted = ()
     moves, deferred = (plan.moves, plan.deferred) if admitted is None else admitted
     return Plan.of(moves, placements, evicted, plan.queued, plan.opened, plan.closed, deferred, plan.proposed)
 

@@ -12,7 +12,7 @@ derives every request's location from the newest report, the moves under way and
     on a replica that is about to stop         waiting and leaving; an immovable request is not in the cluster
     placed since the last report               the chosen replica, until its report or until the placement expires;
                                                on the move from there already: as on the move
-    on no replica (the idealised model)        waiting
+    on no replica                              waiting, until the placement expires (in the idealised model: for ever)
 
 So a decision's location for a request lasts until the next observation, and longer only if that confirms it.
 
@@ -130,10 +130,12 @@ class Locations:
         self._forget_location(request_id)
         self.under_way.pop(request_id, None)
         self.placed[request_id] = placed
+        self._stale[request_id] = None
+        if placed.replica is None:
+            return
         if self._has_level:
             replica = self.cluster.replicas[placed.replica]
             self.cluster.set_backlog(replica, replica.backlog + placed.tokens)
-        self._stale[request_id] = None
         self._unsettled[request_id] = None
 
     def add_order(self, move: Move, now: float) -> None:
@@ -190,6 +192,11 @@ class Locations:
         """True if a move from `source` to `target` is under way."""
         moves = (underway.move for underway in self.under_way.values())
         return any((move.source, move.target) == (source, target) for move in moves)
+
+    def asks_again(self, request: RequestId) -> bool:
+        """True if a request that no replica has accepted will ask for one again: no report has it."""
+        placed = self.placed.get(request)
+        return placed is not None and placed.replica is None and request not in self._residents
 
     # --- moves ----------------------------------------------------------------------------------------
 
@@ -395,6 +402,8 @@ class Locations:
         """A request's location, given the replicas that are up; None if the request is not in the cluster."""
         placed, underway = self.placed.get(request_id), self.under_way.get(request_id)
         target = None if underway is None else up.get(underway.move.target)
+        if placed is not None and placed.replica is None:
+            return _NOWHERE
         if placed is not None and (replica := up.get(placed.replica)) is not None:
             if target is None or target is replica:
                 return _Location(replica, pinned=True)

@@ -66,7 +66,7 @@ class PoolMemory:
 
         The replica has the KV of `cached` tokens of the request, by prediction.
         """
-        if self.terms.has_level:
+        if placed.replica is not None and self.terms.has_level:
             replica = self.cluster.replicas[placed.replica]
             first_token_s = self.router.queues.wait_s(replica.id, placed.at)
             self.learned.predicted.add_arrival(replica, placed.tokens - cached, first_token_s, placed.at)

@@ -39,15 +39,18 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    """No replica accepts requests."""
+    """No replica accepts the request. It counts as demand until its next try, or until its placement expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A request on its way to a replica that has not reported it yet. The placement expires at `expires_at`."""
+    """A request on its way to a replica that has not reported it yet, or that waits for any replica (None).
+
+    The placement expires at `expires_at`.
+    """
 
     label: str
-    replica: ReplicaId
+    replica: ReplicaId | None
     tokens: Tokens
     at: float
     expires_at: float
