@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 import hypothesis
 import pytest
 
+from tests.counts import LONG
 from tests.virtual_time import VirtualLoop
 
 hypothesis.settings.register_profile(
-    "unhurried", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "unhurried",
+    hypothesis.settings(),
+    max_examples=100 if LONG else 25,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("unhurried")
 

@@ -687,7 +687,7 @@ async def test_no_head_causes_a_server_error(exposed: Exposed, path: str, header
 SHORT = 64
 """The context of the model: a call may ask for all of it."""
 BOUNDED = settings(
-    max_examples=400 if LONG else 10,
+    max_examples=400 if LONG else 4,
     derandomize=not LONG,
     database=None,
     deadline=None,

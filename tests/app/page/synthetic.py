@@ -82,8 +82,9 @@ class SyntheticCluster:
         self._opened = 0
         for _ in range(self.replicas):
             self.open(ReplicaState.RUNNING)
+        used = {name: 0 for name in self.running()}
         for _ in range(self.requests):
-            self.arrive(aged=True)
+            self._arrive(used, aged=True)
 
     def open(self, state: ReplicaState = ReplicaState.STARTING) -> str:
         """Open a replica."""
@@ -100,8 +101,12 @@ class SyntheticCluster:
         """The running replicas."""
         return [name for name, state in self.states.items() if state is ReplicaState.RUNNING]
 
-    def arrive(self, aged: bool = False) -> SyntheticRequest:
+    def arrive(self) -> SyntheticRequest:
         """Add a request by best fit; without room it waits on the emptiest replica."""
+        return self._arrive({name: self.used(name) for name in self.running()})
+
+    def _arrive(self, used: dict[str, int], aged: bool = False) -> SyntheticRequest:
+        """Add a request, new or `aged`, and its tokens to those `used` on its replica."""
         rng, self._count = self.rng, self._count + 1
         share = self.replicas * self.capacity * 0.72 / max(1, self.requests) / 2400
         tokens = max(20, int(rng.choices(_SIZES, _WEIGHTS)[0] * rng.uniform(0.6, 1.3) * min(1.0, share)))
@@ -113,9 +118,11 @@ class SyntheticCluster:
             int(tokens * rng.uniform(1.1, 2.2)) + 200,
             immovable=_STAYS if rng.random() < 0.03 else None,
         )
-        names = sorted(self.running(), key=self.used)
-        fitting = [name for name in names if self.used(name) + live.tokens < self.capacity * 0.93]
-        if not fitting:
+        names = sorted(used, key=lambda name: used[name])
+        fitting = [name for name in names if used[name] + live.tokens < self.capacity * 0.93]
+        if fitting:
+            used[fitting[-1]] += live.tokens
+        else:
             live.phase = Phase.WAITING
         self.held[fitting[-1] if fitting else names[0]].append(live)
         return live

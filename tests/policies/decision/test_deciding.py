@@ -20,6 +20,7 @@ from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import Phase, PoolId, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Move, MoveReport, Path, Plan, Reason
 from policies.rules.registry import POLICIES
+from tests.counts import scaled
 from tests.policies.decision.observed import Drawn, Watcher, observed
 
 A, B, R = ReplicaId("a"), ReplicaId("b"), RequestId("r")
@@ -405,7 +406,7 @@ def histories(draw: st.DrawFn) -> list[Drawn]:
     ]
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(300), suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(Mode), histories())
 def test_whatever_is_observed_moves_can_be_carried_out(name: str, mode: Mode, history: list[Drawn]) -> None:
     made, again = (watcher(name, linger_s=0.0, mode=mode) for _ in range(2))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from policies.model import ReplicaId
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.tree import Generations, HeldPrefix, PromptTree
+from tests.counts import scaled
 
 A, B, C = (ReplicaId(name) for name in "abc")
 HBM, DRAM = Tier
@@ -132,7 +133,7 @@ names = st.sets(st.sampled_from(NAMES), max_size=6)
 changes = st.tuples(st.sampled_from([A, B, C]), names, names, names, names, st.booleans())
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(600))
 @given(
     st.lists(st.one_of(changes, st.sampled_from([A, B, C])), max_size=25),
     st.permutations(NAMES),

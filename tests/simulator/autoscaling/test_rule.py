@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.autoscaling.rule import Autoscaler, LoadSamples, ScalingRule, WantedChange, scale
+from tests.counts import scaled
 
 History = list[tuple[float, float, int]]
 """(seconds passed, load, running replicas) of every call."""
@@ -100,7 +101,7 @@ def test_the_day_scales_up_down_to_zero_and_up_again() -> None:
     target=st.one_of(st.integers(1, 12).map(float), st.floats(0.1, 12.0)),
     delays=st.tuples(st.sampled_from([0.0, 2.0, 30.0]), st.sampled_from([0.0, 30.0, 600.0])),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(300), deadline=None)
 def test_any_history_is_scaled_as_by_ray(history: History, target: float, delays: tuple[float, float]) -> None:
     rule = ScalingRule(target=target, upscale_delay_s=delays[0], downscale_delay_s=delays[1])
     with pytest.MonkeyPatch.context() as patch:

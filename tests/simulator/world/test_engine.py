@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.world.engine import Memory, SimulatedEngine
 from simulator.world.live import Live, Stage
+from tests.counts import scaled
 from tests.simulator.physics import COMPUTE, engine, live, run
 
 
@@ -290,7 +291,7 @@ def test_in_slots_a_full_replica_is_well() -> None:
 Requests = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 100)), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(120), deadline=None)
 @given(Requests, st.booleans())
 def test_every_request_ends_once_with_all_its_tokens_within_memory(sizes: list[tuple[int, int]], costs: bool) -> None:
     machine = engine(capacity=500, compute=replace(COMPUTE, context_s=1e-5) if costs else None)

@@ -8,6 +8,7 @@ from policies.model import Bytes
 from policies.paths.choice import LinkId
 from simulator.world.links import Flow, Links
 from simulator.world.loop import Loop, Turn
+from tests.counts import scaled
 
 SPEEDS = {"a": 100.0, "b": 100.0, "up": 50.0}
 
@@ -98,7 +99,7 @@ Sends = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(120), deadline=None)
 @given(Sends)
 def test_all_bytes_arrive_and_no_link_carries_more_than_it_can(sends: list[tuple[str, int, float]]) -> None:
     wire = Wire()
