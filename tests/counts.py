@@ -2,8 +2,13 @@
 
 import os
 
+import pytest
+
 LONG = os.environ.get("MELL_TEST_LONG", "") == "1"
 """True if the full counts are requested."""
+
+LONG_ONLY = pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+"""Marks what only a long run has."""
 
 
 def scaled(full: int) -> int:

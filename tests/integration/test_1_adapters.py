@@ -12,7 +12,7 @@ from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved
 
 MODELS = (MODEL, *ADAPTERS)
-TOKENS = 300
+TOKENS = 300 if LONG else 100
 
 
 async def asked(client: Client, tokens: list[int], count: int) -> list[str]:

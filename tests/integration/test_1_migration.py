@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.integration import faults
 from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt
 from tests.integration.faults import Fault
 
-MOVES, WORDS = (60, 500) if LONG else (24, 150)
+MOVES, WORDS = (60, 500) if LONG else (8, 150)
 
 
 async def reference(client: Client, tokens: list[int], count: int) -> str:
@@ -111,7 +111,7 @@ async def test_many_moves_change_nothing(application: Application) -> None:
     assert len(diversity) > WORDS, "the model repeats itself: equality would prove nothing"
 
 
-@pytest.mark.parametrize("over", ["collective", "shared"])
+@pytest.mark.parametrize("over", ["collective", pytest.param("shared", marks=LONG_ONLY)])
 async def test_target_reads_the_moved_blocks(application: Application, over: str) -> None:
     faults.write(application.faults, over)
     tokens = prompt(800, f"cold/{over}")
@@ -126,7 +126,7 @@ async def test_target_reads_the_moved_blocks(application: Application, over: str
         await loaded(client, record["target"], before, record["blocks"])
 
 
-@pytest.mark.parametrize("over", ["collective", "shared"])
+@pytest.mark.parametrize("over", [pytest.param("collective", marks=LONG_ONLY), "shared"])
 async def test_corrupted_blocks_change_the_output(application: Application, over: str) -> None:
     tokens = prompt(800, f"corrupt/{over}")
     async with application.client() as client:
@@ -160,7 +160,7 @@ async def test_wrong_blocks_between_workers_change_the_output(application: Appli
     assert answer.text != want
 
 
-@pytest.mark.parametrize("over", ["collective", "shared"])
+@pytest.mark.parametrize("over", [pytest.param("collective", marks=LONG_ONLY), "shared"])
 async def test_corrupted_tail_changes_the_output(application: Application, over: str) -> None:
     """All that is sent is one block that is not full; if a request has filled it, another one is moved."""
     async with application.client() as client:
@@ -182,10 +182,9 @@ async def test_corrupted_tail_changes_the_output(application: Application, over:
     ("fault", "over"),
     [
         (Fault.SILENT, "collective"),
-        (Fault.FAIL, "shared"),
         *[
-            pytest.param(fault, over, marks=pytest.mark.skipif(not LONG, reason="either fault, and either transport"))
-            for fault, over in ((Fault.SILENT, "shared"), (Fault.FAIL, "collective"))
+            pytest.param(fault, over, marks=LONG_ONLY)
+            for fault, over in ((Fault.FAIL, "shared"), (Fault.SILENT, "shared"), (Fault.FAIL, "collective"))
         ],
     ],
 )
@@ -270,7 +269,7 @@ async def moved_thrice(
     )
 
 
-@pytest.mark.skipif(not LONG, reason="other tests move requests with penalties")
+@LONG_ONLY
 async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(application: Application) -> None:
     async with application.client() as client:
         want = await unmoved(client, "stateful", 540)

@@ -101,7 +101,7 @@ async def test_a_request_counts_once(application: Application) -> None:
             assert total(after, name) - total(before, name) == grown, name
 
 
-@pytest.mark.skipif(not counts.LONG, reason="MELL_TEST_LONG adds it")
+@counts.LONG_ONLY
 async def test_scores_are_the_probabilities_of_tokens(application: Application) -> None:
     async with application.client() as client:
         body = {"model": MODEL, "query": prompt(20, "query"), "items": [prompt(5, "one"), prompt(9, "two")]}
@@ -114,7 +114,7 @@ async def test_scores_are_the_probabilities_of_tokens(application: Application) 
             assert 0 < one < 1 and abs(one + other - 1) < 1e-6
 
 
-@pytest.mark.skipif(not counts.LONG, reason="MELL_TEST_LONG adds it")
+@counts.LONG_ONLY
 async def test_operators_reset_all_prefix_caches(application: Application) -> None:
     async with application.client() as client:
         await two_run(client)
@@ -132,7 +132,7 @@ async def test_operators_reset_all_prefix_caches(application: Application) -> No
         assert hits[1] > hits[0] == hits[2] > 0
 
 
-@pytest.mark.skipif(not counts.LONG, reason="MELL_TEST_LONG adds it")
+@counts.LONG_ONLY
 async def test_a_replica_with_requests_keeps_its_cache_and_has_no_profiler(application: Application) -> None:
     async with application.client() as client:
         await two_run(client)

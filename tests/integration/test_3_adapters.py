@@ -5,13 +5,12 @@ import shutil
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.adapters import RANK, make_adapter
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import Answer, Application, Client, prompt
 
-pytestmark = pytest.mark.skipif(not LONG, reason="starts another application")
+pytestmark = LONG_ONLY
 
 
 async def load(client: Client, name: str, path: object, **others: Any) -> httpx.Response:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.integration import faults
 from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt
 from tests.integration.faults import Fault
@@ -90,13 +90,8 @@ async def test_corrupted_shard_of_one_worker_changes_the_output(split: Applicati
             assert answer.text != want, rank
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault.SILENT,
-        pytest.param(Fault.FAIL, marks=pytest.mark.skipif(not LONG, reason="as a silent one, but for the time-out")),
-    ],
-)
+@LONG_ONLY
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
 async def test_failed_transfer_of_one_shard_fails_the_chunk(split: Application, fault: Fault) -> None:
     tokens = prompt(300, f"one-shard/{fault}")
     async with split.client() as client:
@@ -129,7 +124,7 @@ async def three_streams(client: Client, name: str) -> AsyncIterator[None]:
     assert [a.text for a in answers] == want
 
 
-@pytest.mark.skipif(not LONG, reason="starts another engine; requests with images lose a worker, too")
+@LONG_ONLY
 async def test_streams_survive_the_death_of_one_worker(split: Application) -> None:
     async with split.client() as client:
         async with three_streams(client, "one-worker"):
@@ -139,7 +134,7 @@ async def test_streams_survive_the_death_of_one_worker(split: Application) -> No
         assert {len(r["pids"]) for r in await client.running()} == {4}
 
 
-@pytest.mark.skipif(not LONG, reason="starts another engine")
+@LONG_ONLY
 async def test_drained_replica_hands_its_streams_over_and_ends(split: Application) -> None:
     async with split.client() as client:
         async with three_streams(client, "drained"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.servers import ENGINE, Rig, bare_vllm
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.differential.answers import ServerAnswer
 from tests.differential.bodies import CHATS, MESSAGES, MODEL, RESPONSES, Body
 from tests.differential.cases import Case, Course
@@ -99,7 +99,7 @@ async def test_images_decide_the_answers(split: Application) -> None:
         assert len({*texts[0].split()}) > 20, "the model repeats itself: equality would prove nothing"
 
 
-@pytest.mark.skipif(not LONG, reason="starts vLLM's own server")
+@LONG_ONLY
 async def test_answers_to_images_are_vllms(stage: Stage, request: pytest.FixtureRequest) -> None:
     """Its own server with two workers as well; it has ended before Mell starts."""
     stage.clear()
@@ -136,6 +136,7 @@ async def test_moves_change_no_answer_to_images(split: Application) -> None:
         assert outcomes[path, "committed"] > len(CASES) // 2, outcomes
 
 
+@LONG_ONLY
 async def test_target_loads_blocks_that_end_within_an_image(split: Application) -> None:
     """A copied range may end within the last image of the prompt."""
     async with split.client() as client:
@@ -172,6 +173,7 @@ def last_image(tokens: list[int]) -> int:
     return max(index for index, token in enumerate(tokens) if token == 512)
 
 
+@LONG_ONLY
 async def test_placeholders_in_texts_end_no_engine(split: Application) -> None:
     async with split.client() as client:
         for body in (chat([], text=MARKS[0] * 40), chat(ONE, text=MARKS[1] + MARKS[0] * 3), chat(ONE, text=MARKS[2])):
@@ -182,6 +184,7 @@ async def test_placeholders_in_texts_end_no_engine(split: Application) -> None:
         await client.idle()
 
 
+@LONG_ONLY
 async def test_the_death_of_one_worker_changes_no_answer(split: Application) -> None:
     """To images, and to text. The last test of this application: it does not wait for the replica's successor."""
     known = await unmoved(split)

@@ -112,7 +112,7 @@ async def test_an_operator_sets_a_role_that_a_new_scheduler_knows(disaggregated:
         await roles(client)
 
 
-@pytest.mark.skipif(not counts.LONG, reason="MELL_TEST_LONG adds it")
+@counts.LONG_ONLY
 async def test_replicas_are_for_prefills_where_that_pays(disaggregated_as_it_pays: Application) -> None:
     """Prefills of a second beside short answers: they would stop the decoding of all for a second."""
     async with disaggregated_as_it_pays.client() as client:

@@ -6,9 +6,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import BLOCK, Application, Client, eventually, prompt, total
 from tests.integration.test_4_caching import cached, held_tokens
 
@@ -52,14 +50,14 @@ async def copies(client: Client, outcome: str) -> float:
     return total(await client.metrics(), "mell_cache_copies_total", reason="evacuate", outcome=outcome)
 
 
-@pytest.mark.skipif(not LONG, reason="starts another application")
+@LONG_ONLY
 async def test_caches_end_with_their_replica_if_copies_are_off(without_copies: Application) -> None:
     async with without_copies.client() as client:
         assert await after_closing(client, "lost") == (6 * BLOCK, 0)
         assert await copies(client, "done") == 0
 
 
-@pytest.mark.skipif(not LONG, reason="waits for the start of another engine")
+@LONG_ONLY
 async def test_salted_cache_of_a_real_engine_survives_the_end_of_its_replica(application: Application) -> None:
     async with application.client() as client:
         await client.settle()

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import Application, Client, eventually
 from tests.integration.browser import needs_chromium, watching
 from tests.integration.conftest import ROOT, free_port
@@ -173,7 +173,7 @@ async def homes(client: Client) -> tuple[set[str], dict[str, tuple[str, int]]]:
 
 
 @needs_chromium
-@pytest.mark.skipif(not LONG, reason="another test drives the page")
+@LONG_ONLY
 async def test_the_page_shows_the_state_under_traffic(paced: Application, tmp_path: Path) -> None:
     async with paced.client() as client, watching(paced) as page:
         replaying = asyncio.create_task(replay(paced, tmp_path))

@@ -17,7 +17,7 @@ from tests.integration.application import Application
 
 SEED, EVERY_S = 1, 1.8
 SPAN_S = 300.0 if LONG else 24.0
-ROUNDS, MOVES = (20 if LONG else 2), 150
+ROUNDS, MOVES = (20 if LONG else 1), 150
 
 pytestmark = pytest.mark.timeout(1200 if LONG else 300)
 

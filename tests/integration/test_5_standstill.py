@@ -10,10 +10,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, prompt
 from tests.integration.faults import Fault
+
+pytestmark = LONG_ONLY
 
 TOKENS = 1500
 STANDSTILL_S = 6.5
@@ -54,7 +56,7 @@ async def source_of(client: Client, label: str) -> dict[str, Any]:
     return found[0]
 
 
-@pytest.mark.parametrize("path", ["kv", "tokens"] if LONG else ["kv"])
+@pytest.mark.parametrize("path", ["kv", "tokens"])
 async def test_source_that_stands_still_in_the_hand_over_does_not_take_the_request_back(
     application: Application, path: str
 ) -> None:
@@ -86,7 +88,6 @@ async def test_source_that_stands_still_in_the_hand_over_does_not_take_the_reque
         await client.idle()
 
 
-@pytest.mark.skipif(not LONG, reason="costs a minute of waiting; the protocol's walks stand still at every step")
 async def test_replica_that_stands_still_amid_a_copy_gives_its_request_up(application: Application) -> None:
     """The target has no request to go on with: the reader submits it anew, and ends what the sleeper goes on with."""
     label, tokens = "standstill-copy", prompt(200, "standstill/copy")

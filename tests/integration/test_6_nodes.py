@@ -19,7 +19,7 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import BLOCK, Application, Client, eventually
 from tests.integration.conftest import CACHED_KWARGS, ROOT, Stage
 from tests.integration.serving import stop_replica
@@ -297,7 +297,7 @@ def apart(nodes: Nodes, stage: Stage) -> Iterator[None]:
     stage.clear()
 
 
-@pytest.mark.skipif(not LONG, reason="starts another application; tests of the transport have two processes apart")
+@LONG_ONLY
 @pytest.mark.usefixtures("apart")
 async def test_memory_that_nodes_do_not_share_is_not_shared(stage: Stage) -> None:
     async with scene(stage.show("nodes-shared", config("shared"))) as (client, streams):

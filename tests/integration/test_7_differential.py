@@ -40,7 +40,7 @@ from tests.integration.conftest import ADAPTER_KWARGS, FRONTEND_KWARGS, THINKING
 from tests.integration.departures import DEPARTURES, expected
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
-CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "100")))
+CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "40")))
 ONLY = os.environ.get("MELL_CORPUS_CASE")
 ASKED = [CASES[int(ONLY)]] if ONLY else CASES
 NOISE, MOVED_NOISE = 1e-3, 1e-4

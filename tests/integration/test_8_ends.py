@@ -1,6 +1,6 @@
 """Nothing outlives its owner: what is left of a Mell that was ended in one way or another.
 
-`test_8_pooling` ends a `serve run`. MELL_TEST_LONG adds ways, a standby and a standing cluster, and repeats each.
+MELL_TEST_LONG adds ways to end one, a standby and a standing cluster, and repeats each.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from deployments.processes.table import (
     is_running,
     running,
 )
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.integration.conftest import ROOT, START_LIMIT_S, Stage, free_port
 from tests.integration.runs import (
     AGENTS,
@@ -166,7 +166,7 @@ def test_a_model_is_served_by_the_flags_of_vllm_until_sigterm(start: Start) -> N
     assert "--uvicorn-log-level has no effect" in run.output and "secret" not in run.output
 
 
-@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@LONG_ONLY
 @pytest.mark.parametrize("attempt", REPEATS)
 def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, attempt: int) -> None:
     run = start(one_engine, LAUNCHER)
@@ -174,7 +174,7 @@ def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, at
     ends_on_sigterm(run, Stream(run.url, 600))
 
 
-@pytest.mark.skipif(not LONG, reason="the tests of pooling models end a `serve run`; guard and keeper have tests")
+@LONG_ONLY
 @pytest.mark.parametrize("attempt", REPEATS)
 @pytest.mark.parametrize(
     ("command", "end"),
@@ -203,7 +203,7 @@ def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None],
     left.wait(except_for=AGENTS if command == SERVE_RUN else ())
 
 
-@pytest.mark.skipif(not LONG, reason="the tests of pooling models end a `serve run` while an engine starts")
+@LONG_ONLY
 @pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 4.0, 8.0])
 @pytest.mark.parametrize("command", [SERVE_RUN, LAUNCHER])
 def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: float) -> None:
@@ -216,7 +216,7 @@ def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: flo
     left.wait()
 
 
-@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@LONG_ONLY
 @pytest.mark.parametrize("attempt", REPEATS)
 def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: int) -> None:
     """Worker and engine core are stopped: they notice nothing."""
@@ -235,7 +235,7 @@ def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: 
     assert left.nothing()
 
 
-@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@LONG_ONLY
 def test_a_standby_becomes_the_next_replica_and_ends_with_the_rest(start: Start) -> None:
     run = start(with_standby, LAUNCHER)
     wait_until(run.healthy, START_LIMIT_S)
@@ -277,7 +277,7 @@ def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     shutil.rmtree(folder)
 
 
-@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@LONG_ONLY
 def test_on_a_standing_cluster_the_application_outlives_its_command(
     start: Start, standing: Callable[[str], list[ProcessEntry]]
 ) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from app.smollm2 import ensure_smollm2
 from benchmarks.servers import Rig, bare_vllm
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.conftest import ROOT, START_LIMIT_S, Stage, free_port
 from tests.integration.runs import COMMANDS, LAUNCHER, Left, Run, wait_until
 
@@ -120,7 +120,7 @@ def config(tmp_path: Path) -> tuple[Path, dict[str, Any], int]:
     return path, args["engine_kwargs"], port
 
 
-@pytest.mark.skipif(not LONG, reason="takes minutes: MELL_TEST_LONG=1")
+@LONG_ONLY
 def test_the_shipped_model_answers_as_in_vllm_moved_and_after_a_death(
     stage: Stage, tmp_path: Path, config: tuple[Path, dict[str, Any], int]
 ) -> None:

@@ -1,7 +1,7 @@
 """Pooling models: vectors and scores are the model's own, whatever happens to replicas, and requests never move.
 
-Their application is a `serve run` without Mell's launcher, which leaves nothing behind either. MELL_TEST_LONG compares
-three models with vLLM's own server.
+Their application is a `serve run` without Mell's launcher, which leaves nothing behind either. The answers of three
+models are compared with those of vLLM's own server.
 """
 
 import asyncio
@@ -24,18 +24,19 @@ import yaml
 from app.tinymodel import ensure_tiny_model
 from benchmarks.servers import Rig, bare_vllm
 from deployments.engine.port import Tie
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import MODEL, Application, Client, eventually, total
 from tests.integration.conftest import START_LIMIT_S, Stage, free_port, pooling
 from tests.integration.models.rows import How, row
 from tests.integration.pooling_models import CONTEXT, ensure_encoder, ensure_reranker
 from tests.integration.runs import AGENTS, COMMANDS, SERVE_RUN, WITHIN_S, Left, Run, wait_until
 
+pytestmark = LONG_ONLY
+
 NOISE = 1e-4
 """Tolerance for numbers: in another batch, their sums are added up in another order."""
 QUERY = "Where do blocks move?"
 TEXTS = ["Blocks move between replicas", "the stream never breaks", "a cache is only a cache", "A"]
-VLLM = pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG=1 compares with vLLM's own server")
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +362,6 @@ def report(wanted: Iterable[httpx.Response], given: Iterable[httpx.Response]) ->
     return lines
 
 
-@VLLM
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_are_those_of_vllms_server(stage: Stage, name: str) -> None:
     make, engine_kwargs = MODELS[name]

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import pytest
 
 from app.tinymodel import ensure_tiny_model
 from tests.adapters import ADAPTERS, RANK, TARGETS
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.conftest import ROOT, Stage, free_port, wait_until_healthy
 from tests.integration.pooling_models import CONTEXT, ensure_encoder
 from tests.integration.test_8_pooling import NOISE, TEXTS, tokens_of, vector_of
 
-pytestmark = pytest.mark.skipif(not LONG, reason="each test starts an application")
+pytestmark = LONG_ONLY
 
 BODY = {"model": "./model", "prompt": "Blocks move", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 

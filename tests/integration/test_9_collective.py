@@ -88,8 +88,7 @@ def make_replica(cluster: Any, name: str) -> Any:
     return actor
 
 
-@pytest.mark.parametrize("mib", [1, 8])
-@pytest.mark.parametrize("back", [False, True], ids=["there", "and back"])
+@pytest.mark.parametrize(("mib", "back"), [(1, False), (8, True)], ids=["there", "and back"])
 async def test_bytes_arrive_unchanged(pair: tuple[Any, Any], mib: int, back: bool) -> None:
     source, target = reversed(pair) if back else pair
     assert await transfer(source, target, "a" if back else "b", mib * MIB, seed=mib) == ("ok", "ok", True)

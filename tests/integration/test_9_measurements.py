@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.record import (
     EqualityRow,
@@ -17,11 +15,11 @@ from benchmarks.gpu.record import (
     ServingRow,
     StartRow,
 )
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.conftest import Stage
 
 
-@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@LONG_ONLY
 def test_measurements_for_gpus_play_on_the_cpu(stage: Stage, tmp_path: Path) -> None:
     stage.clear()
     state, out = tmp_path / "state", tmp_path / "out"

@@ -11,7 +11,7 @@ from app.tinymodel import ensure_tiny_model
 from deployments.engine.port import Tie
 from migration.protocol.record import Outcome
 from policies.plan import Path
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, engine_pair, prompt_of
 from tests.integration.models.rows import How, row
 from tests.integration.models.tiny import ensure_model
@@ -91,7 +91,7 @@ def kwargs_of(case: Case) -> dict[str, Any]:
     return {**case.kwargs, **({"speculative_config": drafting} if drafting else {})}
 
 
-@pytest.mark.skipif(not LONG, reason="each case starts an engine")
+@LONG_ONLY
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.feature)
 async def test_moved_requests_have_the_answers_of_unmoved_ones(case: Case) -> None:
     async with engine_pair(folder(case.model), **kwargs_of(case)) as pair:

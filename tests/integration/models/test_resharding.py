@@ -19,17 +19,15 @@ from migration.kv.staging import HEADER
 from migration.protocol.record import Outcome
 from policies.model import Blocks
 from policies.plan import Path
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, CHUNK, EnginePair, RealReplica, pair_of_engines, prompt_of
 from tests.integration.models.rows import How, row
 from tests.integration.models.test_following import noise_in_block
 
-MOVES, OUTPUT = (30 if LONG else 3), 200
+MOVES, OUTPUT = 30, 200
 """Moves in each direction."""
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-FULL = pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it: on CPUs, each step of two workers takes long")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), LONG_ONLY]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -85,7 +83,7 @@ async def test_copied_blocks_are_the_sources_to_the_bit(unlike: EnginePair, sour
     await forget(unlike)
 
 
-@pytest.mark.parametrize("direct", [True, pytest.param(False, marks=FULL)], ids=["between the workers", "by messages"])
+@pytest.mark.parametrize("direct", [True, False], ids=["between the workers", "by messages"])
 async def test_moves_both_ways_change_no_greedy_answer(
     unlike: EnginePair, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +109,6 @@ async def test_moves_both_ways_change_no_greedy_answer(
     assert min(committed["a"], committed["b"]) >= 0.75 * MOVES, committed
 
 
-@FULL
 async def test_hand_over_behind_the_prefill_changes_no_greedy_answer(unlike: EnginePair) -> None:
     """Blocks are copied while the prompt is prefilled; the context returns."""
     prompt = prompt_of(5 * CHUNK + 9, "handed over")
@@ -124,7 +121,7 @@ async def test_hand_over_behind_the_prefill_changes_no_greedy_answer(unlike: Eng
 
 @pytest.mark.parametrize(
     ("on", "rank"),
-    [pytest.param("a", 0, marks=FULL), pytest.param("b", 0, marks=FULL), ("b", 1)],
+    [("a", 0), ("b", 0), ("b", 1)],
     ids=["the only shard", "first", "second"],
 )
 async def test_corrupted_shard_changes_the_output(unlike: EnginePair, on: str, rank: int) -> None:

@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
-
 from app.tinymodel import ensure_tiny_model
 from migration.protocol.record import Outcome
 from policies.plan import Path
 from policies.prefix.tree import HeldPrefix
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, engine_pair, prompt_of
 
 PROMPT, OUTPUT = 9 * BLOCK + 5, 3 * BLOCK
@@ -35,7 +33,7 @@ def loaded(pair: EnginePair) -> int:
     return pair["a"].host.prompts.loaded
 
 
-@pytest.mark.skipif(not LONG, reason="starts an engine")
+@LONG_ONLY
 async def test_answers_from_host_memory_are_those_of_computed_contexts() -> None:
     async with engine_pair(str(ensure_tiny_model()), dram_gib=0.25, **SIZES) as pair:
         for number, kind in enumerate(KINDS):
