@@ -402,9 +402,10 @@ class Locations:
         """A request's location, given the replicas that are up; None if the request is not in the cluster."""
         placed, underway = self.placed.get(request_id), self.under_way.get(request_id)
         target = None if underway is None else up.get(underway.move.target)
-        if placed is not None and placed.replica is None:
+        chosen = None if placed is None else placed.replica
+        if placed is not None and chosen is None:
             return _NOWHERE
-        if placed is not None and (replica := up.get(placed.replica)) is not None:
+        if chosen is not None and (replica := up.get(chosen)) is not None:
             if target is None or target is replica:
                 return _Location(replica, pinned=True)
             return _Location(target, replica, pinned=True)

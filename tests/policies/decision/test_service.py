@@ -194,7 +194,7 @@ def test_the_prediction_is_of_what_clients_should_get() -> None:
     place(made.memory, Arrival(RequestId("x"), Tokens(50)), 3.0)
     found = made.memory.learned.predicted.window.quantiles(3.0)
     # Half a step, its own prefill, and the tokens of the others in that step; all of it is one step of the others.
-    beside = {"a": 3, "b": 1}[made.memory.locations.placed[RequestId("x")].replica]
+    beside = {"a": 3, "b": 1}[str(made.memory.locations.placed[RequestId("x")].replica)]
     decode_s = 0.020 + 0.001 * beside
     assert found.ttft_p99_s == pytest.approx(decode_s / 2 + 0.070 + 0.001 * (beside - 1), rel=2 * ERROR)
     within = made.memory.learned.predicted.window.itl.latencies(3.0).share_within(0.06)

@@ -5,7 +5,7 @@ from policies.decision.deciding import place
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place
-from policies.model import RETRY_S, RequestId, Tokens
+from policies.model import RETRY_S, ReplicaId, RequestId, Tokens
 from tests.policies.decision.observed import Drawn, Watcher, observed
 
 TERMS = Terms("pack", LiveLimits(linger_s=0.0, foresight_s=0.0))
@@ -67,5 +67,5 @@ def test_the_first_replica_takes_it_and_it_waits_no_more() -> None:
 
 def test_refused_by_all_it_is_demand_too() -> None:
     watcher = watched(observed("a: x90", 1.0, most=4))
-    assert place(watcher.memory, arrival("p"), 1.0, exclude=["a"]) == NoReplica()
+    assert place(watcher.memory, arrival("p"), 1.0, exclude=[ReplicaId("a")]) == NoReplica()
     assert len(watcher.decide(observed("a: x90", 1.5, most=4)).opened) == 1
