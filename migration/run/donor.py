@@ -5,8 +5,10 @@ As in `source`, one activity runs at a time, and everything that happens arrives
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from migration.protocol.errors import MigrationError, PeerLost, Refused
 from migration.protocol.messages import CopyRound, PathRequest, Prepare
@@ -36,6 +38,11 @@ class CopyOrder:
     reason: CopyReason
     outputs: tuple[int, ...] = ()
     within_s: float | None = None
+
+    @classmethod
+    def of(cls, spec: RequestSpec, outputs: Sequence[int], reason: CopyReason, within_s: float) -> Self:
+        """A new order, with an id of its own."""
+        return cls(uuid.uuid4().hex[:16], spec, reason, tuple(outputs), within_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +232,6 @@ _OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.
 _FAILURES = {
     DonorEvent.HOLD_FAILED: _CopyFailure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
     DonorEvent.EXPIRED: _CopyFailure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
-    DonorEvent.WITHDRAWN: _CopyFailure(Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
     DonorEvent.TARGET_LOST: _CopyFailure(Cause.PEER_LOST, "the target died or is stopping"),
 }
 """The reasons of events that are a copy's end by themselves."""

@@ -18,7 +18,7 @@ from deployments.replica.peers import PeerCalls
 from deployments.replica.prefix_cache.copies import AT_ONCE, Copies
 from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.continuing import plain_spec, to_spec
-from migration.protocol.core_messages import CoreRequest, encode_request
+from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef
 from migration.protocol.ports import Generated, Slot
@@ -34,7 +34,7 @@ from policies.causes import Cause
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
-from tests.migration.world import LocalPeer, calls_of
+from tests.migration.world import LocalPeer, calls_of, loads_no_adapter
 
 BLOCK = 4
 SLOT_BLOCKS = 8
@@ -102,7 +102,7 @@ def make_cluster(
         parts = id, host, engine, transport or SharedSlots(), slots
         world = MigrationWorld(*parts, LIMITS, clock, time.time, hides_handed_over)
         moves = Moves(world, host, peer_in(cluster), lease_s)
-        copies = Copies(world, engine, peer_in(cluster), lease_s)
+        copies = Copies(world, engine, peer_in(cluster), loads_no_adapter, lease_s)
         calls = calls_of(id, moves, engine, LIMITS.adopt_s)
         cluster[id] = CachedReplica(id, engine, slots, host, moves, copies, calls)
     return cluster
@@ -246,7 +246,7 @@ async def test_lost_cancel_costs_the_target_its_lease_only() -> None:
     assert b.idle
 
 
-@pytest.mark.parametrize("ending", ["lease", "deadline", "withdrawn", "target lost"])
+@pytest.mark.parametrize("ending", ["lease", "deadline", "target lost"])
 async def test_copy_that_takes_too_long_ends(ending: str) -> None:
     cluster = make_cluster(lease_s=0.2 if ending == "lease" else 5.0)
     a, b, spec = cluster[A], cluster[B], prompt()
@@ -255,11 +255,8 @@ async def test_copy_that_takes_too_long_ends(ending: str) -> None:
     copying = asyncio.create_task(a.copies.copy(order(spec, within_s=0.2 if ending == "deadline" else None), B))
     await asyncio.sleep(0.1)
     assert not copying.done() and a.copies.targets() == {B} and a.copies.pending == 1
-    match ending:
-        case "withdrawn":
-            a.copies.withdraw("c")
-        case "target lost":
-            a.copies.target_lost(B)
+    if ending == "target lost":
+        a.copies.target_lost(B)
     record = await copying
     assert record.outcome is CopyOutcome.ABORTED and record.duration_s < 0.25
     assert a.idle and b.idle
@@ -291,6 +288,13 @@ async def test_orders_that_make_no_sense_are_refused(cluster: dict[ReplicaId, Ca
     assert many.value.cause is Cause.NO_SLOT
     await asyncio.gather(*copies)
     assert a.idle
+
+
+async def test_context_without_its_adapter_is_not_held(cluster: dict[ReplicaId, CachedReplica]) -> None:
+    adapted = replace(prompt(), adapter=Adapter("sql", 1, "/gone"))
+    with pytest.raises(Refused) as refused:
+        await cluster[A].copies.copy(order(adapted), B)
+    assert refused.value.cause is Cause.ADAPTER and cluster[A].idle
 
 
 async def test_copy_needs_equal_caches(cluster: dict[ReplicaId, CachedReplica]) -> None:
