@@ -4,26 +4,23 @@ As in `source`, one activity runs at a time, and everything that happens arrives
 """
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from migration.protocol.errors import MigrationError, PeerLost, Refused
-from migration.protocol.messages import CopyRound, PathRequest, Prepare
-from migration.protocol.ports import Peer, PrefixHolds
+from migration.protocol.messages import PathRequest
+from migration.protocol.ports import Hosted, Peer, PrefixHolds
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables import donor
 from migration.protocol.tables.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
-from migration.run.copying import BlockCopy
+from migration.run.copying import CopySession
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from policies.prefix.copies import CopyReason
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +66,8 @@ class DonorRun:
         """Activities that have been cancelled, and may still use slots."""
         self._activity_no = 0
         self._hold = f"hold-{order.id}"
-        self._copy = BlockCopy(order.id, self._hold, peer, world)
-        self._held = self._present = Blocks(0)
-        self._round: CopyRound | None = None
-        """The blocks that the target lacks."""
+        self._copy = CopySession(order.id, self._hold, peer, world)
+        self._held = Blocks(0)
         self._began, self._started_at = world.clock(), world.wall_clock()
         self._took_s: float | None = None
         self._error: str | None = None
@@ -86,7 +81,7 @@ class DonorRun:
     @property
     def record(self) -> CopyRecord:
         """The copy as of now."""
-        state = self._session.state
+        state, account = self._session.state, self._copy.account
         return CopyRecord(
             id=self._order.id,
             source=self._world.replica,
@@ -97,12 +92,10 @@ class DonorRun:
             error=self._error,
             cause=self._cause,
             held=self._held,
-            present=self._present,
-            tokens=Tokens((self._held - self._present) * self._world.blocks.fingerprint.block_size),
-            bytes=self._copy.sent,
-            copy_s=self._copy.seconds,
+            tokens=Tokens((self._held - account.present) * self._world.blocks.fingerprint.block_size),
             duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,
             started_at=self._started_at,
+            **account.members,
         )
 
     def post(self, event: DonorEvent) -> None:
@@ -142,21 +135,12 @@ class DonorRun:
             elif command is DonorCommand.RELEASE:
                 self._holds.release_prefix(self._hold)
             else:
-                await self._free_target()
-
-    async def _free_target(self) -> None:
-        """Have the target free all that it keeps for the copy. If the call is lost, its lease has the same effect."""
-        try:
-            async with asyncio.timeout(self._world.limits.prepare_s):
-                await self._peer.cancel(self._order.id)
-        except Exception as error:
-            log.warning("copy %s: the target was not freed: %r", self._order.id, error)
+                await self._copy.free_target()
 
     # --- activities -----------------------------------------------------------------------------------
 
     def _start(self, command: DonorCommand) -> None:
-        limits = self._world.limits
-        size = Bytes((self._held - self._present) * self._world.blocks.fingerprint.block_bytes)
+        limits, size = self._world.limits, self._copy.lacking(self._held)
         activity, limit, failed = {
             DonorCommand.HOLD: (self._take_hold, limits.prepare_s, DonorEvent.HOLD_FAILED),
             DonorCommand.PREPARE: (self._prepare, limits.prepare_s, DonorEvent.TARGET_LOST),
@@ -200,30 +184,13 @@ class DonorRun:
 
     async def _prepare(self) -> DonorEvent:
         order = self._order
-        self._copy.begin(len(order.outputs))
-        first_round = self._copy.plan(Blocks(0), self._held, order.outputs)
-        prepared = await self._peer.prepare(
-            Prepare(
-                migration=order.id,
-                # The request itself may be at the target already.
-                spec=replace(order.spec, id=RequestId(order.id)),
-                hop=0,
-                next_hop=0,
-                source=self._world.replica,
-                path=PathRequest.KV,
-                fingerprint=self._world.blocks.fingerprint,
-                outputs=order.outputs,
-                first_round=first_round,
-            )
-        )
-        await self._copy.take_answer(prepared)
-        self._present = min(prepared.present, self._held)
-        self._round = first_round.without(self._present)
-        return DonorEvent.ALL_PRESENT if self._round is None else DonorEvent.ACCEPTED
+        # The request itself may be at the target already.
+        context = Hosted(replace(order.spec, id=RequestId(order.id)), 0, self._hold, order.outputs, decodes=False)
+        await self._copy.open(context, context.hop, PathRequest.KV, self._held, at_once=True)
+        return DonorEvent.ACCEPTED if self._copy.announced else DonorEvent.ALL_PRESENT
 
     async def _copy_blocks(self) -> DonorEvent:
-        assert self._round is not None, "the target lacks blocks"
-        await self._copy.copy(self._round)
+        await self._copy.copy(self._held, self._order.outputs)
         await self._copy.finish()
         return DonorEvent.COPIED
 

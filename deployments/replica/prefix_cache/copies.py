@@ -91,7 +91,7 @@ class Copies:
 
 def _log_copy(record: CopyRecord) -> None:
     log.info(
-        f"copy {record.id} {record.outcome}: {record.source} -> {record.target}, {record.sent} blocks in "
+        f"copy {record.id} {record.outcome}: {record.source} -> {record.target}, {record.blocks} blocks in "
         f"{record.duration_s * 1e3:.1f} ms ({record.reason})" + (f": {record.error}" if record.error else ""),
         extra={"copy": record.to_json()},
     )

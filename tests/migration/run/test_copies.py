@@ -140,7 +140,7 @@ async def test_copied_prefix_is_not_computed_and_gives_the_same_output(
     first, cached = await a.answer(spec)
     assert cached == 0
     record = await a.copies.copy(order(spec), B)
-    assert (record.outcome, record.held, record.present, record.sent) == (CopyOutcome.DONE, 12, 0, 12)
+    assert (record.outcome, record.held, record.present, record.blocks) == (CopyOutcome.DONE, 12, 0, 12)
     assert record.bytes > 12 * a.engine.fingerprint.block_bytes
     assert await b.answer(spec) == (first, 48) == (expected(ids(spec), 6), 48)
     assert a.idle and b.idle
@@ -151,7 +151,7 @@ async def test_only_blocks_that_the_target_lacks_are_sent(cluster: dict[ReplicaI
     await a.answer(spec)
     await b.answer(prompt(30))
     record = await a.copies.copy(order(spec), B)
-    assert (record.held, record.present, record.sent) == (12, 7, 5)
+    assert (record.held, record.present, record.blocks) == (12, 7, 5)
     record = await a.copies.copy(order(spec, "again"), B)
     assert (record.outcome, record.present, record.bytes) == (CopyOutcome.DONE, 12, 0)
     assert a.idle and b.idle
@@ -162,7 +162,7 @@ async def test_context_that_ends_with_a_full_block_is_copied_to_its_end(
 ) -> None:
     spec = prompt(48)
     await cluster[A].answer(spec)
-    assert (await cluster[A].copies.copy(order(spec), B)).sent == 12
+    assert (await cluster[A].copies.copy(order(spec), B)).blocks == 12
     assert (await cluster[B].answer(prompt(60)))[1] == 48
 
 
@@ -327,7 +327,7 @@ async def test_copied_prefix_is_found_with_its_salt_only(cluster: dict[ReplicaId
     for salt in None, "another":
         record = await cluster[A].copies.copy(order(salted(salt), str(salt)), B)
         assert record.cause is Cause.BLOCKS_GONE
-    assert (await cluster[A].copies.copy(order(salted("mine")), B)).sent == 12
+    assert (await cluster[A].copies.copy(order(salted("mine")), B)).blocks == 12
     found = {salt: (await cluster[B].answer(salted(salt, f"{salt}")))[1] for salt in (None, "another", "mine")}
     assert found == {None: 0, "another": 0, "mine": 48}
 
