@@ -10,8 +10,8 @@ This is the only way of blocks between replicas. The reasons for a session diffe
 
 The leader sees to it that the blocks stay: vLLM keeps those of a running request, a hold those of a prefix. It opens
 the session (`open`), has it copy further blocks (`copy`, `copy_filled`) and the end of the context (`finish`), and
-closes it. The target keeps what has come under a lease, which every message renews; between messages, `keep_target`
-does. What has been sent, and in which time, is in one account (`account`), of which every record consists.
+closes it. The target keeps what has come under a lease, which every message renews; without messages, `keep_target`
+renews it. One account (`account`) counts blocks, bytes and seconds; the records of moves and of copies contain it.
 """
 
 import asyncio
