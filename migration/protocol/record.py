@@ -1,7 +1,7 @@
 """The records of migrations and of copies: the same in the log, the API and the scheduler."""
 
 from collections import Counter, OrderedDict
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -34,11 +34,6 @@ class CopyAccount:
     blocks: Blocks = Blocks(0)
     bytes: Bytes = Bytes(0)
     copy_s: float = 0.0
-
-    @property
-    def members(self) -> "dict[str, Any]":
-        """The account as members of a record."""
-        return {each.name: getattr(self, each.name) for each in fields(CopyAccount)}
 
 
 @dataclass(frozen=True, slots=True)

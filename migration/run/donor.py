@@ -1,4 +1,4 @@
-"""Runs the donor's side of one copy: executes the session's commands, and feeds events to the session.
+"""Leads the copy session of a held prefix: executes the commands of the donor's table, and feeds events to it.
 
 As in `source`, one activity runs at a time, and everything that happens arrives through one queue.
 """
@@ -6,16 +6,18 @@ As in `source`, one activity runs at a time, and everything that happens arrives
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Self
 
-from migration.protocol.errors import MigrationError, PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import Hosted, Peer, PrefixHolds
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables import donor
 from migration.protocol.tables.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
+from migration.run.activities import Activities, Failure
 from migration.run.copying import CopySession
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
@@ -42,14 +44,6 @@ class CopyOrder:
         return cls(uuid.uuid4().hex[:16], spec, reason, tuple(outputs), within_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _CopyFailure:
-    """The reason of an activity's end without success."""
-
-    cause: Cause
-    text: str
-
-
 class DonorRun:
     """One copy, from the order to its record. The prefix is held for at most `lease_s` seconds."""
 
@@ -60,11 +54,7 @@ class DonorRun:
         self._holds = holds
         self._limit_s = lease_s if order.within_s is None else min(lease_s, order.within_s)
         self._session = donor.new_session()
-        self._events: asyncio.Queue[tuple[int, DonorEvent, _CopyFailure | None]] = asyncio.Queue()
-        self._activity: asyncio.Task[None] | None = None
-        self._ending: set[asyncio.Task[None]] = set()
-        """Activities that have been cancelled, and may still use slots."""
-        self._activity_no = 0
+        self._activities: Activities[DonorEvent] = Activities()
         self._hold = f"hold-{order.id}"
         self._copy = CopySession(order.id, self._hold, peer, world)
         self._held = Blocks(0)
@@ -95,12 +85,12 @@ class DonorRun:
             tokens=Tokens((self._held - account.present) * self._world.blocks.fingerprint.block_size),
             duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,
             started_at=self._started_at,
-            **account.members,
+            **asdict(account),
         )
 
     def post(self, event: DonorEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
-        self._events.put_nowait((0, event, None))
+        self._activities.post(event)
 
     async def run(self) -> CopyRecord:
         """Copy. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
@@ -108,21 +98,18 @@ class DonorRun:
         try:
             await self._feed(DonorEvent.BEGIN)
             while self._session.state not in DONOR_FINAL:
-                number, event, failure = await self._events.get()
-                if number in (0, self._activity_no):
-                    await self._feed(event, failure)
+                await self._feed(*await self._activities.next_event())
         finally:
             expiry.cancel()
-            self._stop_activity()
+            self._activities.stop()
             self._copy.close()
             self._holds.release_prefix(self._hold)
-            if self._ending:
-                await asyncio.wait(self._ending)
+            await self._activities.stopped()
         return self.record
 
-    async def _feed(self, event: DonorEvent, failure: _CopyFailure | None = None) -> None:
+    async def _feed(self, event: DonorEvent, failure: Failure | None = None) -> None:
         commands = self._session.feed(event)
-        self._stop_activity()
+        self._activities.stop()
         if failure is None and self._session.state is DonorState.ABORTED:
             failure = _FAILURES.get(event)
         if failure is not None:
@@ -146,36 +133,23 @@ class DonorRun:
             DonorCommand.PREPARE: (self._prepare, limits.prepare_s, DonorEvent.TARGET_LOST),
             DonorCommand.COPY_BLOCKS: (self._copy_blocks, limits.round_s(size, None), DonorEvent.COPY_FAILED),
         }[command]
-        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit, failed))
-
-    def _stop_activity(self) -> None:
-        self._activity_no += 1
-        if self._activity is not None and not self._activity.done():
-            self._activity.cancel()
-            self._ending.add(self._activity)
-            self._activity.add_done_callback(self._ending.discard)
-        self._activity = None
+        self._activities.start(partial(self._supervise, activity, limit, failed))
 
     async def _supervise(
-        self, number: int, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
-    ) -> None:
+        self, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
+    ) -> tuple[DonorEvent, Failure | None]:
         """Run an activity, and turn however it ends into an event."""
-        failure: _CopyFailure | None = None
         try:
             async with asyncio.timeout(limit):
-                event = await activity()
+                return await activity(), None
         except TimeoutError:
-            event, failure = DonorEvent.TIMEOUT, _CopyFailure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
+            return DonorEvent.TIMEOUT, Failure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
         except PeerLost as error:
-            event, failure = DonorEvent.TARGET_LOST, _CopyFailure(error.cause, str(error))
+            return DonorEvent.TARGET_LOST, Failure.of(error)
         except Refused as error:
-            event = DonorEvent.TARGET_REFUSED if activity == self._prepare else failed
-            failure = _CopyFailure(error.cause, str(error))
+            return DonorEvent.TARGET_REFUSED if activity == self._prepare else failed, Failure.of(error)
         except Exception as error:
-            event = failed
-            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            failure = _CopyFailure(cause, str(error) or repr(error))
-        self._events.put_nowait((number, event, failure))
+            return failed, Failure.of(error)
 
     async def _take_hold(self) -> DonorEvent:
         order = self._order
@@ -197,8 +171,8 @@ class DonorRun:
 
 _OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.ABORTED}
 _FAILURES = {
-    DonorEvent.HOLD_FAILED: _CopyFailure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
-    DonorEvent.EXPIRED: _CopyFailure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
-    DonorEvent.TARGET_LOST: _CopyFailure(Cause.PEER_LOST, "the target died or is stopping"),
+    DonorEvent.HOLD_FAILED: Failure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
+    DonorEvent.EXPIRED: Failure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
+    DonorEvent.TARGET_LOST: Failure(Cause.PEER_LOST, "the target died or is stopping"),
 }
 """The reasons of events that are a copy's end by themselves."""

@@ -9,11 +9,12 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Self
 
 from migration.protocol.continuing import apart
-from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone, TransferFailed
+from migration.protocol.errors import BlocksGone, PeerLost, Refused, RequestGone, TransferFailed
 from migration.protocol.messages import ONLY, Adopt, PathRequest
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
@@ -21,6 +22,7 @@ from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from migration.protocol.rounds import final_range, full_blocks, tail_blocks, worth_another_round
 from migration.protocol.tables import source
 from migration.protocol.tables.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
+from migration.run.activities import Activities, Failure
 from migration.run.copying import CopySession
 from migration.run.times import Times
 from migration.run.world import MigrationWorld
@@ -52,15 +54,6 @@ class Order:
         return cls(uuid.uuid4().hex[:16], move.request, path, move.reason, move.kv_s, move.tokens_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The reason of an activity's end without success. A failed copy only changes the path."""
-
-    cause: Cause
-    text: str
-    copying: bool = False
-
-
 class SourceRun:
     """One migration, from the order to its record."""
 
@@ -69,9 +62,7 @@ class SourceRun:
         self._peer = peer
         self._world = world
         self._session = source.new_session()
-        self._events: asyncio.Queue[tuple[int, SourceEvent, _Failure | None]] = asyncio.Queue()
-        self._activity: asyncio.Task[None] | None = None
-        self._activity_no = 0
+        self._activities: Activities[SourceEvent] = Activities()
         self._path = order.path.first
         self._detours: list[str] = []
         self._error: str | None = None
@@ -121,7 +112,7 @@ class SourceRun:
             resume_s=self._times.resume_s,
             predicted_kv_s=self._order.predicted_kv_s,
             predicted_tokens_s=self._order.predicted_tokens_s,
-            **self._copy.account.members,
+            **asdict(self._copy.account),
         )
 
     @property
@@ -131,20 +122,19 @@ class SourceRun:
 
     def post(self, event: SourceEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
-        self._events.put_nowait((0, event, None))
+        self._activities.post(event)
 
     async def run(self) -> MigrationRecord:
         """Migrate. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
         try:
             await self._feed(SourceEvent.BEGIN)
             while self._session.state not in FINAL:
-                number, event, failure = await self._events.get()
-                if number in (0, self._activity_no):
-                    if failure is not None:
-                        self._explain(failure)
-                    await self._feed(event)
+                event, failure = await self._activities.next_event()
+                if failure is not None:
+                    self._explain(failure)
+                await self._feed(event)
         finally:
-            self._stop_activity()
+            self._activities.stop()
             self._copy.close()
         return self.record
 
@@ -168,7 +158,7 @@ class SourceRun:
         before = self._session.state
         commands = self._session.feed(event)
         if self._session.state is not before:
-            self._stop_activity()
+            self._activities.stop()
         if self._session.state in FINAL:
             self._times.end()
         if event is SourceEvent.FOLLOWED:
@@ -215,7 +205,6 @@ class SourceRun:
     # --- activities -----------------------------------------------------------------------------------
 
     def _start(self, command: SourceCommand) -> None:
-        self._stop_activity()
         limits = self._world.limits
         size = self._uncopied() if command in _COPIES else Bytes(0)
         waiting_s = limits.prefilling_s(self._uncomputed()) if command in _WAITS else 0.0
@@ -230,7 +219,7 @@ class SourceRun:
             SourceCommand.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
             SourceCommand.ASK_READER: (self._ask_reader, limits.doubt_s),
         }[command]
-        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit))
+        self._activities.start(partial(self._supervise, activity, limit))
 
     def _expected_rate(self) -> float | None:
         """Bytes per second of this move, as the scheduler predicts it, all other moves on its link included."""
@@ -245,46 +234,34 @@ class SourceRun:
         """The known tokens that the prefill had not computed when the source last waited. Raises RequestGone."""
         return self._copy.unprefilled(self._hosted().context)
 
-    def _stop_activity(self) -> None:
-        self._activity_no += 1
-        if self._activity is not None and not self._activity.done():
-            self._activity.cancel()
-        self._activity = None
-
-    async def _supervise(self, number: int, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> None:
+    async def _supervise(
+        self, activity: Callable[[], Awaitable[SourceEvent]], limit: float
+    ) -> tuple[SourceEvent, Failure | None]:
         """Run an activity, and turn however it ends into an event."""
         waiting = activity in (self._await_blocks, self._await_token)
         copying = activity in (self._await_blocks, self._copy_filled, self._copy_round, self._copy_final)
-        failure: _Failure | None = None
         try:
-            event = await self._limited(activity, limit)
+            return await self._limited(activity, limit), None
         except TimeoutError:
-            event = SourceEvent.TIMEOUT
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
-            failure = _Failure(cause, f"no answer within {limit:.3g} s", copying)
+            return SourceEvent.TIMEOUT, Failure(cause, f"no answer within {limit:.3g} s", copying)
         except _Unmoved as error:
-            event = SourceEvent.TIMEOUT if error.begun else SourceEvent.UNBEGUN
             text = f"the prefill did not go on within {limit:.3g} s"
-            failure = _Failure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
+            event = SourceEvent.TIMEOUT if error.begun else SourceEvent.UNBEGUN
+            return event, Failure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
         except RequestGone:
-            event = SourceEvent.FINISHED
+            return SourceEvent.FINISHED, None
         except BlocksGone as error:
             # Of this source's blocks, if it was copying; else a peer's own affair.
             event = SourceEvent.PREEMPTED if copying else SourceEvent.TARGET_LOST
-            if activity != self._copy_filled:
-                # A prefill that begins anew changes nothing: its blocks will be copied.
-                failure = _Failure(error.cause, str(error), copying)
+            # A prefill that begins anew changes nothing: its blocks will be copied.
+            return event, None if activity == self._copy_filled else Failure.of(error, copying)
         except PeerLost as error:
-            event = SourceEvent.TARGET_LOST
-            failure = _Failure(error.cause, str(error))
+            return SourceEvent.TARGET_LOST, Failure.of(error)
         except Refused as error:
-            event = self._refusal(activity)
-            failure = _Failure(error.cause, str(error), copying and not waiting)
+            return self._refusal(activity), Failure.of(error, copying and not waiting)
         except Exception as error:
-            event = SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST
-            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            failure = _Failure(cause, str(error) or repr(error), copying)
-        self._events.put_nowait((number, event, failure))
+            return SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST, Failure.of(error, copying)
 
     async def _limited(self, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> SourceEvent:
         try:
@@ -304,7 +281,7 @@ class SourceRun:
         adopting = activity in (self._adopt_kv, self._adopt_tokens)
         return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
 
-    def _explain(self, failure: _Failure) -> None:
+    def _explain(self, failure: Failure) -> None:
         """A failed copy is the reason of another path; anything else is the migration's error."""
         self._cause = failure.cause
         if failure.copying:
@@ -342,7 +319,7 @@ class SourceRun:
         if self._hosted().decodes:
             return SourceEvent.ACCEPTED_KV
         if computed is None and self._order.reason is not Reason.DISAGGREGATE:
-            self._explain(_Failure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
+            self._explain(Failure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_EARLY
 
