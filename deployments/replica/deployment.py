@@ -99,7 +99,7 @@ class EngineReplica:
         by_priority = engine.kwargs.get("scheduling_policy") == "priority"
         remembers = (engine.evacuates or engine.recompute_s > 0) and self._engine.mirror.off is None
         contexts = PastContexts(self._context_bytes if remembers else lambda: 0, time.monotonic)
-        self._recomputation = Recomputation(self._engine, contexts, random.Random())
+        self._recomputation = Recomputation(self._engine, contexts, self._lacks, random.Random())
         self._host = RequestHost(
             self._engine,
             self._outboxes,
@@ -120,7 +120,7 @@ class EngineReplica:
         self._replicas = engines(own_app(), self._pool)
         self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)
         self._moves = Moves(world, self._host, self._peer, migration.lease_s, self._notify_record)
-        self._copies = Copies(world, self._engine, self._peer, migration.lease_s, self._notify_copy)
+        self._copies = Copies(world, self._engine, self._peer, self._lacks, migration.lease_s, self._notify_copy)
         self._fetches = Fetches(self._host, self._moves, self._copy_here)
         self._pins = Pins(self._engine, engine.pin_share)
         self._returns = Returns(self._id, self._copies.copy, self._returns_wait, time.monotonic)

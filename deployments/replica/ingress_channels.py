@@ -14,7 +14,7 @@ from deployments.channels.wire import END, ChannelOffer, Failure, encode_batch
 from deployments.replica.outbox import Outboxes
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
-from migration.protocol.request import IngressId
+from migration.protocol.request import IngressId, RequestSpec
 from policies.causes import Cause
 
 log = logging.getLogger("ray.serve")
@@ -24,6 +24,16 @@ Submit = Callable[[Submission], Refused | str]
 
 Lacks = Callable[[Adapter], Awaitable[Refused | None]]
 """Has an adapter loaded before a request with it is run. Returns the refusal if the engine does not have it."""
+
+
+async def require_adapter(spec: RequestSpec, lacks: Lacks) -> None:
+    """Have a request's adapter loaded. Its files may be gone by now, and then its request would end the engine.
+
+    Raises:
+        Refused: the engine does not have it.
+    """
+    if spec.adapter is not None and (refused := await lacks(spec.adapter)):
+        raise refused
 
 
 @dataclass(eq=False, slots=True)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from deployments.api.protocols import PeerApi
 from deployments.channels.links import CallLinks
 from deployments.engine.port import Engine
-from deployments.replica.ingress_channels import Lacks
+from deployments.replica.ingress_channels import Lacks, require_adapter
 from deployments.replica.moves import Moves
 from deployments.replica.prefix_cache.copies import Copies
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
-from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from policies.causes import Cause
 from policies.model import ReplicaId
@@ -89,14 +88,13 @@ class PeerCalls:
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
-        await self._load_adapter(order.spec)
         return await self._copies.copy(order, to)
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
         self._entering.add(message.migration)
         try:
-            await self._load_adapter(message.spec)
+            await require_adapter(message.spec, self._lacks)
             if not message.copies:
                 await self._check_grammar(message)
             if message.migration not in self._entering:
@@ -129,11 +127,6 @@ class PeerCalls:
         """See `Peer.cancel`."""
         self._entering.discard(migration)
         self._moves.cancel(migration)
-
-    async def _load_adapter(self, spec: RequestSpec) -> None:
-        """Have a request's adapter loaded. Raises Refused if the engine does not have it."""
-        if spec.adapter is not None and (refused := await self._lacks(spec.adapter)):
-            raise refused
 
     async def _check_grammar(self, message: Prepare) -> None:
         """Raise Refused if the engine cannot continue a request's grammar: the source still runs the request."""

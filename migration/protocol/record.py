@@ -22,16 +22,28 @@ class Outcome(StrEnum):
     REFUSED = "refused"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyAccount:
+    """What a copy session has sent, whatever its reason: the part that all records of copies have in common.
+
+    `present` is the number of blocks that the target had before, `blocks` and `bytes` (headers included) count what was
+    sent, in `copy_s` seconds, failed copies included.
+    """
+
+    present: Blocks = Blocks(0)
+    blocks: Blocks = Blocks(0)
+    bytes: Bytes = Bytes(0)
+    copy_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
-class MigrationRecord:
+class MigrationRecord(CopyAccount):
     """One migration. `outcome` is None while it runs; `state` is the source session's.
 
     `trigger` is why it was ordered; `reason` is a text of it and of the detour, if the path is not the one asked for:
     "overload; kv failed: ...". `cause` is why the migration ended without effect (`error` is its text), or why it went
     by tokens instead of KV; None if it went as ordered.
-    `present` is the number of blocks that the target had before; `bytes` and `blocks` count what was sent, `rounds` the
-    pre-copy rounds, `copy_s` the seconds spent on sending them. `tokens` is the context at the freeze, None if it never
-    came to that.
+    `rounds` are the pre-copy rounds. `tokens` is the context at the freeze, None if it never came to that.
 
     `pause_s` is from the freeze to the target's confirmation as the source saw it (seconds), `duration_s` from the
     order to there. `resume_s` is from the freeze to the first new token at the target, the target's prefill
@@ -55,15 +67,11 @@ class MigrationRecord:
     outcome: Outcome | None = None
     error: str | None = None
     cause: Cause | None = None
-    bytes: Bytes = Bytes(0)
-    blocks: Blocks = Blocks(0)
-    present: Blocks = Blocks(0)
     rounds: int = 0
     pause_s: float | None = None
     duration_s: float | None = None
     started_at: float = 0.0
     tokens: Tokens | None = None
-    copy_s: float = 0.0
     waited_s: float = 0.0
     resume_s: float | None = None
     predicted_kv_s: float | None = None
@@ -104,12 +112,11 @@ class CopyOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRecord:
+class CopyRecord(CopyAccount):
     """One copy of a cached prefix. `outcome` is None while it runs; `state` is the donor session's.
 
-    The donor held the first `held` blocks of the context, of which the target had `present`; it lacked `tokens` tokens.
-    `bytes` were sent, in `copy_s` seconds; `duration_s` is from the order to the end. `cause` is the reason of a copy
-    that was aborted, and `error` its text.
+    The donor held the first `held` blocks of the context; the target lacked `tokens` tokens of them. `duration_s` is
+    from the order to the end. `cause` is the reason of a copy that was aborted, and `error` its text.
     """
 
     id: str
@@ -121,21 +128,13 @@ class CopyRecord:
     error: str | None = None
     cause: Cause | None = None
     held: Blocks = Blocks(0)
-    present: Blocks = Blocks(0)
     tokens: Tokens = Tokens(0)
-    bytes: Bytes = Bytes(0)
-    copy_s: float = 0.0
     duration_s: float = 0.0
     started_at: float = 0.0
 
-    @property
-    def sent(self) -> Blocks:
-        """The blocks that the target lacked and has got."""
-        return Blocks(self.held - self.present) if self.outcome is CopyOutcome.DONE else Blocks(0)
-
     def to_json(self) -> dict[str, Any]:
         """The record as the API shows it."""
-        return asdict(self) | {"blocks": self.sent}
+        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -1,27 +1,28 @@
-"""Runs the donor's side of one copy: executes the session's commands, and feeds events to the session.
+"""Leads the copy session of a held prefix: executes the commands of the donor's table, and feeds events to it.
 
 As in `source`, one activity runs at a time, and everything that happens arrives through one queue.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Self
 
-from migration.protocol.errors import MigrationError, PeerLost, Refused
-from migration.protocol.messages import CopyRound, PathRequest, Prepare
-from migration.protocol.ports import Peer, PrefixHolds
+from migration.protocol.errors import PeerLost, Refused
+from migration.protocol.messages import PathRequest
+from migration.protocol.ports import Hosted, Peer, PrefixHolds
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables import donor
 from migration.protocol.tables.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
-from migration.run.copying import BlockCopy
+from migration.run.activities import Activities, Failure
+from migration.run.copying import CopySession
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from policies.prefix.copies import CopyReason
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,10 @@ class CopyOrder:
     outputs: tuple[int, ...] = ()
     within_s: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class _CopyFailure:
-    """The reason of an activity's end without success."""
-
-    cause: Cause
-    text: str
+    @classmethod
+    def of(cls, spec: RequestSpec, outputs: Sequence[int], reason: CopyReason, within_s: float) -> Self:
+        """A new order, with an id of its own."""
+        return cls(uuid.uuid4().hex[:16], spec, reason, tuple(outputs), within_s)
 
 
 class DonorRun:
@@ -56,16 +54,10 @@ class DonorRun:
         self._holds = holds
         self._limit_s = lease_s if order.within_s is None else min(lease_s, order.within_s)
         self._session = donor.new_session()
-        self._events: asyncio.Queue[tuple[int, DonorEvent, _CopyFailure | None]] = asyncio.Queue()
-        self._activity: asyncio.Task[None] | None = None
-        self._ending: set[asyncio.Task[None]] = set()
-        """Activities that have been cancelled, and may still use slots."""
-        self._activity_no = 0
+        self._activities: Activities[DonorEvent] = Activities()
         self._hold = f"hold-{order.id}"
-        self._copy = BlockCopy(order.id, self._hold, peer, world)
-        self._held = self._present = Blocks(0)
-        self._round: CopyRound | None = None
-        """The blocks that the target lacks."""
+        self._copy = CopySession(order.id, self._hold, peer, world)
+        self._held = Blocks(0)
         self._began, self._started_at = world.clock(), world.wall_clock()
         self._took_s: float | None = None
         self._error: str | None = None
@@ -79,7 +71,7 @@ class DonorRun:
     @property
     def record(self) -> CopyRecord:
         """The copy as of now."""
-        state = self._session.state
+        state, account = self._session.state, self._copy.account
         return CopyRecord(
             id=self._order.id,
             source=self._world.replica,
@@ -90,17 +82,15 @@ class DonorRun:
             error=self._error,
             cause=self._cause,
             held=self._held,
-            present=self._present,
-            tokens=Tokens((self._held - self._present) * self._world.blocks.fingerprint.block_size),
-            bytes=self._copy.sent,
-            copy_s=self._copy.seconds,
+            tokens=Tokens((self._held - account.present) * self._world.blocks.fingerprint.block_size),
             duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,
             started_at=self._started_at,
+            **asdict(account),
         )
 
     def post(self, event: DonorEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
-        self._events.put_nowait((0, event, None))
+        self._activities.post(event)
 
     async def run(self) -> CopyRecord:
         """Copy. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
@@ -108,21 +98,18 @@ class DonorRun:
         try:
             await self._feed(DonorEvent.BEGIN)
             while self._session.state not in DONOR_FINAL:
-                number, event, failure = await self._events.get()
-                if number in (0, self._activity_no):
-                    await self._feed(event, failure)
+                await self._feed(*await self._activities.next_event())
         finally:
             expiry.cancel()
-            self._stop_activity()
+            self._activities.stop()
             self._copy.close()
             self._holds.release_prefix(self._hold)
-            if self._ending:
-                await asyncio.wait(self._ending)
+            await self._activities.stopped()
         return self.record
 
-    async def _feed(self, event: DonorEvent, failure: _CopyFailure | None = None) -> None:
+    async def _feed(self, event: DonorEvent, failure: Failure | None = None) -> None:
         commands = self._session.feed(event)
-        self._stop_activity()
+        self._activities.stop()
         if failure is None and self._session.state is DonorState.ABORTED:
             failure = _FAILURES.get(event)
         if failure is not None:
@@ -135,56 +122,34 @@ class DonorRun:
             elif command is DonorCommand.RELEASE:
                 self._holds.release_prefix(self._hold)
             else:
-                await self._free_target()
-
-    async def _free_target(self) -> None:
-        """Have the target free all that it keeps for the copy. If the call is lost, its lease has the same effect."""
-        try:
-            async with asyncio.timeout(self._world.limits.prepare_s):
-                await self._peer.cancel(self._order.id)
-        except Exception as error:
-            log.warning("copy %s: the target was not freed: %r", self._order.id, error)
+                await self._copy.free_target()
 
     # --- activities -----------------------------------------------------------------------------------
 
     def _start(self, command: DonorCommand) -> None:
-        limits = self._world.limits
-        size = Bytes((self._held - self._present) * self._world.blocks.fingerprint.block_bytes)
+        limits, size = self._world.limits, self._copy.lacking(self._held)
         activity, limit, failed = {
             DonorCommand.HOLD: (self._take_hold, limits.prepare_s, DonorEvent.HOLD_FAILED),
             DonorCommand.PREPARE: (self._prepare, limits.prepare_s, DonorEvent.TARGET_LOST),
             DonorCommand.COPY_BLOCKS: (self._copy_blocks, limits.round_s(size, None), DonorEvent.COPY_FAILED),
         }[command]
-        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit, failed))
-
-    def _stop_activity(self) -> None:
-        self._activity_no += 1
-        if self._activity is not None and not self._activity.done():
-            self._activity.cancel()
-            self._ending.add(self._activity)
-            self._activity.add_done_callback(self._ending.discard)
-        self._activity = None
+        self._activities.start(partial(self._supervise, activity, limit, failed))
 
     async def _supervise(
-        self, number: int, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
-    ) -> None:
+        self, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
+    ) -> tuple[DonorEvent, Failure | None]:
         """Run an activity, and turn however it ends into an event."""
-        failure: _CopyFailure | None = None
         try:
             async with asyncio.timeout(limit):
-                event = await activity()
+                return await activity(), None
         except TimeoutError:
-            event, failure = DonorEvent.TIMEOUT, _CopyFailure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
+            return DonorEvent.TIMEOUT, Failure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
         except PeerLost as error:
-            event, failure = DonorEvent.TARGET_LOST, _CopyFailure(error.cause, str(error))
+            return DonorEvent.TARGET_LOST, Failure.of(error)
         except Refused as error:
-            event = DonorEvent.TARGET_REFUSED if activity == self._prepare else failed
-            failure = _CopyFailure(error.cause, str(error))
+            return DonorEvent.TARGET_REFUSED if activity == self._prepare else failed, Failure.of(error)
         except Exception as error:
-            event = failed
-            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            failure = _CopyFailure(cause, str(error) or repr(error))
-        self._events.put_nowait((number, event, failure))
+            return failed, Failure.of(error)
 
     async def _take_hold(self) -> DonorEvent:
         order = self._order
@@ -193,39 +158,21 @@ class DonorRun:
 
     async def _prepare(self) -> DonorEvent:
         order = self._order
-        self._copy.begin(len(order.outputs))
-        first_round = self._copy.plan(Blocks(0), self._held, order.outputs)
-        prepared = await self._peer.prepare(
-            Prepare(
-                migration=order.id,
-                # The request itself may be at the target already.
-                spec=replace(order.spec, id=RequestId(order.id)),
-                hop=0,
-                next_hop=0,
-                source=self._world.replica,
-                path=PathRequest.KV,
-                fingerprint=self._world.blocks.fingerprint,
-                outputs=order.outputs,
-                first_round=first_round,
-            )
-        )
-        await self._copy.take_answer(prepared)
-        self._present = min(prepared.present, self._held)
-        self._round = first_round.without(self._present)
-        return DonorEvent.ALL_PRESENT if self._round is None else DonorEvent.ACCEPTED
+        # The request itself may be at the target already.
+        context = Hosted(replace(order.spec, id=RequestId(order.id)), 0, self._hold, order.outputs, decodes=False)
+        await self._copy.open(context, context.hop, PathRequest.KV, self._held, at_once=True)
+        return DonorEvent.ACCEPTED if self._copy.announced else DonorEvent.ALL_PRESENT
 
     async def _copy_blocks(self) -> DonorEvent:
-        assert self._round is not None, "the target lacks blocks"
-        await self._copy.copy(self._round)
+        await self._copy.copy(self._held, self._order.outputs)
         await self._copy.finish()
         return DonorEvent.COPIED
 
 
 _OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.ABORTED}
 _FAILURES = {
-    DonorEvent.HOLD_FAILED: _CopyFailure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
-    DonorEvent.EXPIRED: _CopyFailure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
-    DonorEvent.WITHDRAWN: _CopyFailure(Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
-    DonorEvent.TARGET_LOST: _CopyFailure(Cause.PEER_LOST, "the target died or is stopping"),
+    DonorEvent.HOLD_FAILED: Failure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
+    DonorEvent.EXPIRED: Failure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
+    DonorEvent.TARGET_LOST: Failure(Cause.PEER_LOST, "the target died or is stopping"),
 }
 """The reasons of events that are a copy's end by themselves."""

@@ -9,28 +9,21 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from math import inf
-from typing import NoReturn, Self
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Self
 
 from migration.protocol.continuing import apart
-from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone, TransferFailed
-from migration.protocol.messages import ONLY, Adopt, CopyRound, PathRequest, Prepare
+from migration.protocol.errors import BlocksGone, PeerLost, Refused, RequestGone, TransferFailed
+from migration.protocol.messages import ONLY, Adopt, PathRequest
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
-from migration.protocol.rounds import (
-    Progress,
-    filled_range,
-    final_range,
-    full_blocks,
-    tail_blocks,
-    unfilled,
-    worth_another_round,
-)
+from migration.protocol.rounds import final_range, full_blocks, tail_blocks, worth_another_round
 from migration.protocol.tables import source
 from migration.protocol.tables.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
-from migration.run.copying import BlockCopy
+from migration.run.activities import Activities, Failure
+from migration.run.copying import CopySession
 from migration.run.times import Times
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
@@ -61,15 +54,6 @@ class Order:
         return cls(uuid.uuid4().hex[:16], move.request, path, move.reason, move.kv_s, move.tokens_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The reason of an activity's end without success. A failed copy only changes the path."""
-
-    cause: Cause
-    text: str
-    copying: bool = False
-
-
 class SourceRun:
     """One migration, from the order to its record."""
 
@@ -78,13 +62,7 @@ class SourceRun:
         self._peer = peer
         self._world = world
         self._session = source.new_session()
-        self._events: asyncio.Queue[tuple[int, SourceEvent, _Failure | None]] = asyncio.Queue()
-        self._activity: asyncio.Task[None] | None = None
-        self._activity_no = 0
-        self._progress = Progress()
-        self._computed = Tokens(0)
-        """The number of tokens that the prefill had computed when the source last waited for more."""
-        self._lease_s = inf
+        self._activities: Activities[SourceEvent] = Activities()
         self._path = order.path.first
         self._detours: list[str] = []
         self._error: str | None = None
@@ -94,9 +72,8 @@ class SourceRun:
         snapshot = world.host.snapshot(order.request)
         self._spec = snapshot.spec
         self.hop = snapshot.hop
-        self._copy = BlockCopy(order.id, snapshot.key, peer, world)
+        self._copy = CopySession(order.id, snapshot.key, peer, world)
         self._bytes_per_s = self._expected_rate()
-        self._first_round: CopyRound | None = None
         self.next_hop = world.host.next_hop(order.request)
 
     @property
@@ -126,19 +103,16 @@ class SourceRun:
             outcome=_OUTCOMES.get(state),
             error=self._error,
             cause=self._cause,
-            bytes=self._copy.sent,
-            blocks=self._progress.sent,
-            present=self._progress.present,
-            rounds=self._progress.rounds,
+            rounds=self._copy.progress.rounds,
             pause_s=self._times.pause_s,
             duration_s=self._times.duration_s,
             started_at=self._times.started_at,
             tokens=self._tokens,
-            copy_s=self._copy.seconds,
             waited_s=self._times.waited_s,
             resume_s=self._times.resume_s,
             predicted_kv_s=self._order.predicted_kv_s,
             predicted_tokens_s=self._order.predicted_tokens_s,
+            **asdict(self._copy.account),
         )
 
     @property
@@ -148,20 +122,19 @@ class SourceRun:
 
     def post(self, event: SourceEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
-        self._events.put_nowait((0, event, None))
+        self._activities.post(event)
 
     async def run(self) -> MigrationRecord:
         """Migrate. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
         try:
             await self._feed(SourceEvent.BEGIN)
             while self._session.state not in FINAL:
-                number, event, failure = await self._events.get()
-                if number in (0, self._activity_no):
-                    if failure is not None:
-                        self._explain(failure)
-                    await self._feed(event)
+                event, failure = await self._activities.next_event()
+                if failure is not None:
+                    self._explain(failure)
+                await self._feed(event)
         finally:
-            self._stop_activity()
+            self._activities.stop()
             self._copy.close()
         return self.record
 
@@ -185,7 +158,7 @@ class SourceRun:
         before = self._session.state
         commands = self._session.feed(event)
         if self._session.state is not before:
-            self._stop_activity()
+            self._activities.stop()
         if self._session.state in FINAL:
             self._times.end()
         if event is SourceEvent.FOLLOWED:
@@ -225,22 +198,13 @@ class SourceRun:
                 self._times.release()
                 host.drop(order.request, self.hop)
             case SourceCommand.CANCEL_TARGET:
-                await self._cancel()
+                await self._copy.free_target()
             case SourceCommand.REFUSE_SECOND:
                 log.info("request %s is already moving to %s", order.request, self._peer.id)
-
-    async def _cancel(self) -> None:
-        """Have the target free all that it holds. If the call is lost, the target's lease has the same effect."""
-        try:
-            async with asyncio.timeout(self._world.limits.prepare_s):
-                await self._peer.cancel(self._order.id)
-        except Exception as error:
-            log.warning("migration %s: the target was not cancelled: %r", self._order.id, error)
 
     # --- activities -----------------------------------------------------------------------------------
 
     def _start(self, command: SourceCommand) -> None:
-        self._stop_activity()
         limits = self._world.limits
         size = self._uncopied() if command in _COPIES else Bytes(0)
         waiting_s = limits.prefilling_s(self._uncomputed()) if command in _WAITS else 0.0
@@ -255,7 +219,7 @@ class SourceRun:
             SourceCommand.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
             SourceCommand.ASK_READER: (self._ask_reader, limits.doubt_s),
         }[command]
-        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit))
+        self._activities.start(partial(self._supervise, activity, limit))
 
     def _expected_rate(self) -> float | None:
         """Bytes per second of this move, as the scheduler predicts it, all other moves on its link included."""
@@ -264,52 +228,40 @@ class SourceRun:
 
     def _uncopied(self) -> Bytes:
         """Bytes of the full blocks that are not copied yet. Raises RequestGone."""
-        return Bytes((self._full(self._hosted()) - self._progress.copied) * self._world.blocks.fingerprint.block_bytes)
+        return self._copy.lacking(self._full(self._hosted()))
 
     def _uncomputed(self) -> int:
         """The known tokens that the prefill had not computed when the source last waited. Raises RequestGone."""
-        return self._hosted().context - self._computed
+        return self._copy.unprefilled(self._hosted().context)
 
-    def _stop_activity(self) -> None:
-        self._activity_no += 1
-        if self._activity is not None and not self._activity.done():
-            self._activity.cancel()
-        self._activity = None
-
-    async def _supervise(self, number: int, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> None:
+    async def _supervise(
+        self, activity: Callable[[], Awaitable[SourceEvent]], limit: float
+    ) -> tuple[SourceEvent, Failure | None]:
         """Run an activity, and turn however it ends into an event."""
         waiting = activity in (self._await_blocks, self._await_token)
         copying = activity in (self._await_blocks, self._copy_filled, self._copy_round, self._copy_final)
-        failure: _Failure | None = None
         try:
-            event = await self._limited(activity, limit)
+            return await self._limited(activity, limit), None
         except TimeoutError:
-            event = SourceEvent.TIMEOUT
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
-            failure = _Failure(cause, f"no answer within {limit:.3g} s", copying)
+            return SourceEvent.TIMEOUT, Failure(cause, f"no answer within {limit:.3g} s", copying)
         except _Unmoved as error:
-            event = SourceEvent.TIMEOUT if error.begun else SourceEvent.UNBEGUN
             text = f"the prefill did not go on within {limit:.3g} s"
-            failure = _Failure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
+            event = SourceEvent.TIMEOUT if error.begun else SourceEvent.UNBEGUN
+            return event, Failure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
         except RequestGone:
-            event = SourceEvent.FINISHED
+            return SourceEvent.FINISHED, None
         except BlocksGone as error:
             # Of this source's blocks, if it was copying; else a peer's own affair.
             event = SourceEvent.PREEMPTED if copying else SourceEvent.TARGET_LOST
-            if activity != self._copy_filled:
-                # A prefill that begins anew changes nothing: its blocks will be copied.
-                failure = _Failure(error.cause, str(error), copying)
+            # A prefill that begins anew changes nothing: its blocks will be copied.
+            return event, None if activity == self._copy_filled else Failure.of(error, copying)
         except PeerLost as error:
-            event = SourceEvent.TARGET_LOST
-            failure = _Failure(error.cause, str(error))
+            return SourceEvent.TARGET_LOST, Failure.of(error)
         except Refused as error:
-            event = self._refusal(activity)
-            failure = _Failure(error.cause, str(error), copying and not waiting)
+            return self._refusal(activity), Failure.of(error, copying and not waiting)
         except Exception as error:
-            event = SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST
-            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
-            failure = _Failure(cause, str(error) or repr(error), copying)
-        self._events.put_nowait((number, event, failure))
+            return SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST, Failure.of(error, copying)
 
     async def _limited(self, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> SourceEvent:
         try:
@@ -329,7 +281,7 @@ class SourceRun:
         adopting = activity in (self._adopt_kv, self._adopt_tokens)
         return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
 
-    def _explain(self, failure: _Failure) -> None:
+    def _explain(self, failure: Failure) -> None:
         """A failed copy is the reason of another path; anything else is the migration's error."""
         self._cause = failure.cause
         if failure.copying:
@@ -338,31 +290,12 @@ class SourceRun:
             self._error = failure.text
 
     async def _prepare(self) -> SourceEvent:
-        snapshot = self._hosted()
-        self._copy.begin(len(snapshot.outputs))
-        if self._order.path is not PathRequest.TOKENS and snapshot.decodes:
-            self._first_round = self._next_round(snapshot)
-        prepared = await self._peer.prepare(
-            Prepare(
-                migration=self._order.id,
-                spec=self._spec_there(snapshot.spec),
-                hop=snapshot.hop,
-                next_hop=self.next_hop,
-                source=self._world.replica,
-                path=self._order.path,
-                fingerprint=self._world.blocks.fingerprint,
-                outputs=snapshot.outputs,
-                first_round=self._first_round,
-            )
-        )
-        self._lease_s = prepared.lease_s
-        await self._copy.take_answer(prepared)
-        # The newest full block of the target may be one that this context has not filled yet.
-        self._progress = Progress.beginning(min(prepared.present, self._full(snapshot)))
-        if self._first_round is not None:
-            self._first_round = self._first_round.without(prepared.present)
+        snapshot, path = self._hosted(), self._order.path
+        at_once = path is not PathRequest.TOKENS and snapshot.decodes and self._worth_another_round(snapshot)
+        there = replace(snapshot, spec=self._spec_there(snapshot.spec))
+        prepared = await self._copy.open(there, self.next_hop, path, self._full(snapshot), at_once)
         if prepared.path is Path.TOKENS:
-            if self._order.path is PathRequest.AUTO:
+            if path is PathRequest.AUTO:
                 self._cause = Cause.FINGERPRINT
                 self._detours.append(f"target cannot take KV blocks: {prepared.reason}")
             self._path = Path.TOKENS
@@ -386,16 +319,12 @@ class SourceRun:
         if self._hosted().decodes:
             return SourceEvent.ACCEPTED_KV
         if computed is None and self._order.reason is not Reason.DISAGGREGATE:
-            self._explain(_Failure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
+            self._explain(Failure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_EARLY
 
     async def _await_blocks(self) -> SourceEvent:
-        hosted = self._hosted()
-        beyond = unfilled(self._progress, hosted.context, self._world.blocks.fingerprint.block_size)
-        if beyond is None:
-            return await self._first(self._first_token())
-        return await self._first(self._first_token(), self._filled(hosted.key, Tokens(beyond)))
+        return await self._first(self._first_token(), self._filled())
 
     async def _has_begun(self) -> bool:
         """True if the prefill has computed anything here."""
@@ -404,12 +333,12 @@ class SourceRun:
         return False
 
     async def _await_token(self) -> SourceEvent:
-        await self._peer.renew(self._order.id)
+        await self._copy.renew()
         return await self._first(self._first_token())
 
     async def _first(self, *works: Coroutine[None, None, SourceEvent]) -> SourceEvent:
         """The event of whichever of `works` ends first. The target keeps what it holds meanwhile."""
-        tasks = [asyncio.create_task(work) for work in (*works, self._renew())]
+        tasks = [asyncio.create_task(work) for work in (*works, self._copy.keep_target())]
         try:
             with self._times.waiting():
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -424,28 +353,20 @@ class SourceRun:
             await self._world.host.next_output(self._order.request, self.hop)
         return SourceEvent.FIRST_TOKEN
 
-    async def _filled(self, key: str, beyond: Tokens) -> SourceEvent:
-        self._computed = await self._world.blocks.computed_beyond(key, beyond)
+    async def _filled(self) -> SourceEvent:
+        await self._copy.wait_filled(self._hosted().context)
         return SourceEvent.FILLED
 
-    async def _renew(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(self._lease_s / 4)
-            await self._peer.renew(self._order.id)
-
     async def _copy_filled(self) -> SourceEvent:
-        hosted, size = self._hosted(), self._world.blocks.fingerprint.block_size
-        blocks = filled_range(self._progress, self._computed, hosted.context, size)
-        if blocks is not None:
-            await self._copy_blocks(self._copy.plan(*blocks, hosted.outputs))
+        hosted = self._hosted()
+        await self._copy.copy_filled(hosted.context, hosted.outputs)
         return SourceEvent.COPIED_MORE
 
     async def _copy_round(self) -> SourceEvent:
-        planned = self._first_round or self._next_round(self._hosted())
-        self._first_round = None
-        if planned is not None:
-            await self._copy_blocks(planned)
-        if worth_another_round(self._progress, self._full(self._hosted()), self._world.limits.copy):
+        hosted = self._hosted()
+        if self._copy.announced or self._worth_another_round(hosted):
+            await self._copy.copy(self._full(hosted), hosted.outputs)
+        if self._worth_another_round(self._hosted()):
             return SourceEvent.COPIED_MORE
         await self._finish_copying()
         return SourceEvent.COPIED_ENOUGH
@@ -458,18 +379,17 @@ class SourceRun:
         target's first step.
         """
         world, marks, context = self._world, self._world.blocks.fingerprint, self._hosted().context
-        blocks = tail_blocks(self._progress, context, marks.block_size, world.limits.copy, self._copy.chunk)
-        if not blocks:
+        copied, most = self._copy.progress, self._copy.chunk
+        if not tail_blocks(copied, context, marks.block_size, world.limits.copy, most):
             await self._copy.finish()
             await self._token(world.host.next_output)
             return
         halting: list[asyncio.Task[None]] = []
         try:
             await self._copy.finish(
-                self._copy.tail(self._progress.copied, context - 1),
+                Tokens(context - 1),
                 lambda: halting.append(asyncio.create_task(self._token(world.host.halt_behind_token))),
             )
-            self._progress = self._progress.add_tail(blocks)
             await asyncio.gather(*halting)
         finally:
             for task in halting:
@@ -481,26 +401,19 @@ class SourceRun:
             async with asyncio.timeout(self._world.limits.token_s):
                 await behind(self._order.request, self.hop)
 
-    def _next_round(self, hosted: Hosted) -> CopyRound | None:
-        """The next round of pre-copying; None if none pays."""
-        full = self._full(hosted)
-        if not worth_another_round(self._progress, full, self._world.limits.copy):
-            return None
-        return self._copy.plan(self._progress.copied, full, hosted.outputs)
+    def _worth_another_round(self, hosted: Hosted) -> bool:
+        """True if another round of pre-copying pays."""
+        return worth_another_round(self._copy.progress, self._full(hosted), self._world.limits.copy)
 
     async def _copy_final(self) -> SourceEvent:
         hosted = self._hosted()
-        blocks = final_range(self._progress, self._full(hosted), self._world.limits.copy)
+        blocks = final_range(self._copy.progress, self._full(hosted), self._world.limits.copy)
         if blocks is not None:
-            await self._copy_blocks(self._copy.plan(*blocks, hosted.outputs))
+            await self._copy.copy(blocks[1], hosted.outputs)
         if self._copy.held is None:
             # Copying from a prefill has not waited for the target's confirmation of the last round.
             await self._copy.finish()
         return SourceEvent.FINAL_COPIED
-
-    async def _copy_blocks(self, planned: CopyRound) -> None:
-        await self._copy.copy(planned)
-        self._progress = self._progress.add(planned.last)
 
     def _hosted(self) -> Hosted:
         return self._world.host.snapshot(self._order.request, self.hop)

@@ -13,7 +13,9 @@ from deployments.replica.peers import PeerCalls
 from deployments.replica.prefix_cache.copies import Copies
 from migration.kv.staging import HostSegment
 from migration.protocol.continuing import plain_spec
+from migration.protocol.core_messages import Adapter
 from migration.protocol.cursor import Cursor
+from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.ports import Transport
 from migration.protocol.record import MigrationRecord
@@ -23,6 +25,7 @@ from migration.run.slots import Slots
 from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 from policies.plan import Move, Reason
 from tests.deployments.engine.fake_engine import FakeEngine
@@ -36,6 +39,11 @@ def calls_of(replica: ReplicaId, moves: Moves, engine: Any, adopt_s: float) -> P
     """What takes the calls of other replicas, for migrations and copies alone."""
     unused: Any = None
     return PeerCalls(replica, moves, unused, unused, engine, adopt_s)
+
+
+async def loads_no_adapter(adapter: Adapter) -> Refused | None:
+    """The engine's answer to a request with an adapter."""
+    return Refused("an engine without adapters", Cause.ADAPTER)
 
 
 class LocalPeer:
@@ -104,7 +112,7 @@ class Replica:
         self.slots = Slots(2, slot_blocks * engine.fingerprint.shard_bytes, [HostSegment.create] * workers)
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
-        self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), lease_s)
+        self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), loads_no_adapter, lease_s)
         self.calls = calls_of(self.id, self.moves, engine, limits.adopt_s)
 
     @property

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deployments.engine.port import Engine
 from migration.protocol.ports import Clock
 from migration.protocol.request import RequestSpec
 
@@ -31,16 +30,6 @@ class PastContext:
     def size(self) -> int:
         """Its memory in bytes."""
         return sum(map(len, self.spec.body)) + len(self.outputs) * self.outputs.itemsize + _OVERHEAD
-
-
-async def reload_adapter(engine: Engine, context: PastContext) -> None:
-    """Load a context's LoRA adapter. Its files may be gone by now, and then a request with it would end the engine.
-
-    Raises:
-        Refused: the engine cannot load it.
-    """
-    if context.spec.adapter is not None:
-        await engine.load_adapter(context.spec.adapter)
 
 
 class PastContexts:

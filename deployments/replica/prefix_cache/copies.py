@@ -1,8 +1,13 @@
-"""The copies of cached prefixes that one replica makes for others. As a target, `moves` takes them like migrations."""
+"""The copies of cached prefixes that one replica makes for others. As a target, `moves` takes them like migrations.
+
+All reasons for a copy come here: orders of other replicas (`fetching`) and of operators through `PeerCalls`, the
+replica's own (`returning`, `evacuation`) directly.
+"""
 
 import logging
 from collections.abc import Callable
 
+from deployments.replica.ingress_channels import Lacks, require_adapter
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Peer, PrefixHolds
 from migration.protocol.record import CopyCounts, CopyRecord
@@ -30,12 +35,14 @@ class Copies:
         world: MigrationWorld,
         holds: PrefixHolds,
         peer: Callable[[ReplicaId], Peer],
+        lacks: Lacks,
         lease_s: float,
         on_record: Callable[[CopyRecord], None] = lambda record: None,
     ) -> None:
         self._world = world
         self._holds = holds
         self._peer = peer
+        self._lacks = lacks
         self._lease_s = lease_s
         self._on_record = on_record
         self._running: dict[str, DonorRun] = {}
@@ -45,10 +52,12 @@ class Copies:
         """Copy a prefix to another replica; the record of the copy's end, also of a failure.
 
         Raises:
-            Refused: `to` is this replica, the copy is under way already, or too many are.
+            Refused: `to` is this replica, the engine does not have the context's adapter, the copy is under way
+                already, or too many are.
         """
         if to == self._world.replica:
             raise Refused("the prefix is on that replica already", Cause.ALREADY_THERE)
+        await require_adapter(order.spec, self._lacks)
         if order.id in self._running:
             raise Refused("this copy is under way already", Cause.ALREADY_MOVING)
         if len(self._running) >= AT_ONCE:
@@ -63,11 +72,6 @@ class Copies:
         self._on_record(record)
         _log_copy(record)
         return record
-
-    def withdraw(self, id: str) -> None:
-        """End a copy that nobody waits for any more. An unknown one is no error."""
-        if run := self._running.get(id):
-            run.post(DonorEvent.WITHDRAWN)
 
     @property
     def pending(self) -> int:
@@ -87,7 +91,7 @@ class Copies:
 
 def _log_copy(record: CopyRecord) -> None:
     log.info(
-        f"copy {record.id} {record.outcome}: {record.source} -> {record.target}, {record.sent} blocks in "
+        f"copy {record.id} {record.outcome}: {record.source} -> {record.target}, {record.blocks} blocks in "
         f"{record.duration_s * 1e3:.1f} ms ({record.reason})" + (f": {record.error}" if record.error else ""),
         extra={"copy": record.to_json()},
     )

@@ -6,14 +6,13 @@ itself, or a drain of its node. The scheduler plans the copies, and the replica 
 
 import asyncio
 import logging
-import uuid
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
 from deployments.engine.port import Engine
-from deployments.replica.prefix_cache.contexts import PastContexts, reload_adapter
+from deployments.replica.prefix_cache.contexts import PastContexts
 from deployments.replica.prefix_cache.copies import AT_ONCE
 from migration.protocol.errors import MigrationError
 from migration.protocol.ports import Clock
@@ -117,10 +116,9 @@ class Evacuator:
                     return done
                 if context is None:
                     continue
-                id, outputs = uuid.uuid4().hex[:16], tuple(context.outputs)
                 try:
-                    await reload_adapter(self._engine, context)
-                    record = await self._copy(CopyOrder(id, context.spec, CopyReason.EVACUATE, outputs, left_s), target)
+                    order = CopyOrder.of(context.spec, context.outputs, CopyReason.EVACUATE, left_s)
+                    record = await self._copy(order, target)
                 except MigrationError as error:
                     log.info("a cached context is not copied to %s: %s", target, error)
                     continue

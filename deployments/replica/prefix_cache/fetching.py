@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable
 
 from deployments.replica.host import RequestHost
@@ -47,7 +46,7 @@ class Fetches:
 
     async def _fetch(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch) -> None:
         within_s = max(LEAST_S, fetch.within_s)
-        order = CopyOrder(uuid.uuid4().hex[:16], spec, CopyReason.FETCH, outputs, within_s)
+        order = CopyOrder.of(spec, outputs, CopyReason.FETCH, within_s)
         try:
             async with asyncio.timeout(within_s):
                 await self._copy_here(fetch.donor, order)

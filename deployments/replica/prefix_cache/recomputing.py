@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from deployments.cache.occupancy import Recomputed
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, RequestFailed
-from deployments.replica.prefix_cache.contexts import PastContexts, reload_adapter
+from deployments.replica.ingress_channels import Lacks, require_adapter
+from deployments.replica.prefix_cache.contexts import PastContexts
 from migration.protocol.continuing import probe
 from migration.protocol.core_messages import decode_logprobs
 from migration.protocol.errors import MigrationError
@@ -47,8 +48,9 @@ class _NextToken:
 class Recomputation:
     """Recomputes contexts, one for each call of `check`, and counts in `ended` how that ended."""
 
-    def __init__(self, engine: Engine, contexts: PastContexts, draw: random.Random) -> None:
+    def __init__(self, engine: Engine, contexts: PastContexts, lacks: Lacks, draw: random.Random) -> None:
         self._engine = engine
+        self._lacks = lacks
         self._contexts = contexts
         self._draw = draw
         self.ended: Counter[Recomputed] = Counter()
@@ -69,7 +71,7 @@ class Recomputation:
             return Recomputed.SKIPPED
         context = self._draw.choice(contexts)
         outputs = tuple(context.outputs)
-        await reload_adapter(engine, context)
+        await require_adapter(context.spec, self._lacks)
         names = engine.names(context.spec, outputs)
         held = names[: engine.mirror.held(names).hbm]
         end = len(held) * engine.fingerprint.block_size

@@ -6,7 +6,6 @@ moves and other copies, and is dropped if it waits too long.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -70,8 +69,7 @@ class Returns:
                 await self._return(due)
 
     async def _return(self, due: _Due) -> None:
-        order = CopyOrder(uuid.uuid4().hex[:16], due.spec, CopyReason.RETURN, due.outputs, WITHIN_S)
         try:
-            await self._copy(order, due.to)
+            await self._copy(CopyOrder.of(due.spec, due.outputs, CopyReason.RETURN, WITHIN_S), due.to)
         except Exception as error:  # Also a defect: the copies behind this one are still due.
             log.info("the context of request %s does not return to %s: %r", due.spec.id, due.to, error)

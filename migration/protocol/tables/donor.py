@@ -12,8 +12,8 @@ Rules of this file:
      them.
   4. DONE and ABORTED are final. Events of the world may still come; they do nothing.
 
-A donor that is about to stop goes on: a copy may save its cache. Events of the world, legal in every state: EXPIRED,
-WITHDRAWN (nobody waits for the blocks any more), TARGET_LOST (dead or stopping).
+A donor that is about to stop goes on: a copy may save its cache. Events of the world, legal in every state: EXPIRED
+(the lease, or the time in which somebody needs the blocks, is over), TARGET_LOST (dead or stopping).
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,6 @@ class DonorEvent(StrEnum):
     TIMEOUT = "timeout"
 
     EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"
     TARGET_LOST = "target_lost"
 
 
@@ -67,7 +66,7 @@ DONOR_ACTIVITIES = frozenset({DonorCommand.HOLD, DonorCommand.PREPARE, DonorComm
 
 _S, _E, _C = DonorState, DonorEvent, DonorCommand
 
-DONOR_WORLD = frozenset({_E.EXPIRED, _E.WITHDRAWN, _E.TARGET_LOST})
+DONOR_WORLD = frozenset({_E.EXPIRED, _E.TARGET_LOST})
 """Events that no activity reports: they may come at any time."""
 
 _GIVE_UP = (_S.ABORTED, (_C.RELEASE,))

@@ -1,17 +1,12 @@
 """What a replica remembers of its cache, and the copies that it makes before it stops, with paced engines."""
 
 import asyncio
-import random
-from dataclasses import replace
 
 import pytest
 
-from deployments.cache.occupancy import Recomputed
 from deployments.replica.prefix_cache.contexts import PastContexts
 from deployments.replica.prefix_cache.evacuation import Evacuator, LastCopies
-from deployments.replica.prefix_cache.recomputing import Recomputation
 from migration.protocol.continuing import plain_spec
-from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
@@ -118,20 +113,6 @@ async def test_target_that_is_lost_gets_no_more(fault: Exception | str) -> None:
     copies = [ContextCopy(context.number, B) for context in await evacuator(cluster[A]).cached()]
     assert await evacuator(cluster[A]).send(copies, 10.0) == 0
     assert len(copies) == 3 and cluster[A].idle
-
-
-async def test_context_whose_adapter_is_gone_is_neither_copied_nor_in_the_way_of_others() -> None:
-    clock, copies = asyncio.get_running_loop().time, Recorded()
-    contexts = PastContexts(lambda: 1 << 20, clock)
-    contexts.add(replace(request(1), adapter=Adapter("sql", 1, "/gone")), ())
-    contexts.add(request(2), ())
-    a = make_cluster()[A]
-    orders = [ContextCopy(1, B), ContextCopy(2, B)]
-    assert await Evacuator(a.engine, contexts, copies.copy, clock).send(orders, 10.0) == 1
-    assert [order.spec.id for order, _ in copies.orders] == ["r2"]
-    adapted = PastContexts(lambda: 1 << 20, clock)
-    adapted.add(replace(request(1), adapter=Adapter("sql", 1, "/gone")), ())
-    assert await Recomputation(a.engine, adapted, random.Random(0)).check() is Recomputed.SKIPPED
 
 
 class Recorded:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -9,17 +10,19 @@ from deployments.cache.occupancy import Recomputed
 from deployments.engine.port import RequestFailed
 from deployments.replica.prefix_cache.contexts import PastContexts
 from deployments.replica.prefix_cache.recomputing import TOLERANCE, Recomputation, _NextToken
+from migration.protocol.core_messages import Adapter
 from migration.protocol.messages import Tail
 from migration.protocol.ports import OutputSink
 from migration.protocol.request import RequestSpec
 from tests.deployments.replica.test_evacuation import BLOCKS, remembering, request, serve
 from tests.migration.run.test_copies import A, CachedReplica, salted
+from tests.migration.world import loads_no_adapter
 
 pytestmark = pytest.mark.virtual_time
 
 
 def recomputation(replica: CachedReplica, contexts: PastContexts | None = None) -> Recomputation:
-    return Recomputation(replica.engine, contexts or replica.host.contexts, random.Random(0))
+    return Recomputation(replica.engine, contexts or replica.host.contexts, loads_no_adapter, random.Random(0))
 
 
 def spoil(replica: CachedReplica, spec: RequestSpec, block: int) -> None:
@@ -53,6 +56,12 @@ async def test_wrong_block_is_found_and_deleted(block: int, caplog: pytest.LogCa
     assert f"cached KV was wrong, {BLOCKS} blocks are deleted" in caplog.text
     assert a.engine.present(request(1), ()).hbm == 0
     assert await audit.check() is Recomputed.SKIPPED, "nothing of it is cached any more"
+
+
+async def test_context_whose_adapter_is_gone_is_skipped() -> None:
+    adapted = PastContexts(lambda: 1 << 20, lambda: 0.0)
+    adapted.add(replace(request(1), adapter=Adapter("sql", 1, "/gone")), ())
+    assert await recomputation(remembering()[A], adapted).check() is Recomputed.SKIPPED
 
 
 async def test_blocks_of_a_salt_are_those_that_are_recomputed() -> None:

@@ -39,6 +39,7 @@ from policies.causes import Cause
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
+from tests.migration.world import loads_no_adapter
 
 INGRESS = IngressId("ingress")
 BLOCK, BLOCKS = 32, 256
@@ -111,7 +112,9 @@ class RealReplica:
             time.time,
         )
         self.moves = Moves(self._world, self.host, lambda to: DirectPeer(replicas[to]), settings.lease_s)
-        self.copies = Copies(self._world, engine, lambda to: DirectPeer(replicas[to]), settings.lease_s)
+        self.copies = Copies(
+            self._world, engine, lambda to: DirectPeer(replicas[to]), loads_no_adapter, settings.lease_s
+        )
         self.returns = Returns(self.id, self.copies.copy, lambda: False, time.monotonic)
         self.host.on_context = self.returns.add
 

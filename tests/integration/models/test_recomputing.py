@@ -17,6 +17,7 @@ from migration.run.slots import Slots
 from policies.model import Blocks
 from tests.counts import LONG
 from tests.integration.models.pair import BLOCK, EnginePair, RealReplica, prompt_of
+from tests.migration.world import loads_no_adapter
 
 CONTEXTS = 40 if LONG else 6
 PROMPT, OUTPUT = 6 * BLOCK + 5, 2 * BLOCK
@@ -25,7 +26,7 @@ PROMPT, OUTPUT = 6 * BLOCK + 5, 2 * BLOCK
 def audited(replica: RealReplica) -> Recomputation:
     """The audit of what a replica remembers from now on."""
     replica.host.contexts = PastContexts(lambda: 1 << 24, time.monotonic)
-    return Recomputation(replica.engine, replica.host.contexts, random.Random(1))
+    return Recomputation(replica.engine, replica.host.contexts, loads_no_adapter, random.Random(1))
 
 
 async def poison(engine: VllmEngine, slots: Slots, right: RequestSpec, wrong: RequestSpec) -> None:
@@ -59,7 +60,7 @@ async def test_cached_contexts_are_recomputed(two_engines: EnginePair) -> None:
             await asyncio.sleep(0.05)
     poisoned = PastContexts(lambda: 1 << 24, time.monotonic)
     poisoned.add(wrong, ())
-    assert await Recomputation(engine, poisoned, random.Random(1)).check() is Recomputed.DIFFERENT
+    assert await Recomputation(engine, poisoned, loads_no_adapter, random.Random(1)).check() is Recomputed.DIFFERENT
     async with asyncio.timeout(10):
         while engine.present(wrong, ()).hbm:
             await asyncio.sleep(0.05)

@@ -18,7 +18,7 @@ from deployments.replica.peers import PeerCalls
 from deployments.replica.prefix_cache.copies import AT_ONCE, Copies
 from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.continuing import plain_spec, to_spec
-from migration.protocol.core_messages import CoreRequest, encode_request
+from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef
 from migration.protocol.ports import Generated, Slot
@@ -34,7 +34,7 @@ from policies.causes import Cause
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
-from tests.migration.world import LocalPeer, calls_of
+from tests.migration.world import LocalPeer, calls_of, loads_no_adapter
 
 BLOCK = 4
 SLOT_BLOCKS = 8
@@ -102,7 +102,7 @@ def make_cluster(
         parts = id, host, engine, transport or SharedSlots(), slots
         world = MigrationWorld(*parts, LIMITS, clock, time.time, hides_handed_over)
         moves = Moves(world, host, peer_in(cluster), lease_s)
-        copies = Copies(world, engine, peer_in(cluster), lease_s)
+        copies = Copies(world, engine, peer_in(cluster), loads_no_adapter, lease_s)
         calls = calls_of(id, moves, engine, LIMITS.adopt_s)
         cluster[id] = CachedReplica(id, engine, slots, host, moves, copies, calls)
     return cluster
@@ -140,7 +140,7 @@ async def test_copied_prefix_is_not_computed_and_gives_the_same_output(
     first, cached = await a.answer(spec)
     assert cached == 0
     record = await a.copies.copy(order(spec), B)
-    assert (record.outcome, record.held, record.present, record.sent) == (CopyOutcome.DONE, 12, 0, 12)
+    assert (record.outcome, record.held, record.present, record.blocks) == (CopyOutcome.DONE, 12, 0, 12)
     assert record.bytes > 12 * a.engine.fingerprint.block_bytes
     assert await b.answer(spec) == (first, 48) == (expected(ids(spec), 6), 48)
     assert a.idle and b.idle
@@ -151,7 +151,7 @@ async def test_only_blocks_that_the_target_lacks_are_sent(cluster: dict[ReplicaI
     await a.answer(spec)
     await b.answer(prompt(30))
     record = await a.copies.copy(order(spec), B)
-    assert (record.held, record.present, record.sent) == (12, 7, 5)
+    assert (record.held, record.present, record.blocks) == (12, 7, 5)
     record = await a.copies.copy(order(spec, "again"), B)
     assert (record.outcome, record.present, record.bytes) == (CopyOutcome.DONE, 12, 0)
     assert a.idle and b.idle
@@ -162,7 +162,7 @@ async def test_context_that_ends_with_a_full_block_is_copied_to_its_end(
 ) -> None:
     spec = prompt(48)
     await cluster[A].answer(spec)
-    assert (await cluster[A].copies.copy(order(spec), B)).sent == 12
+    assert (await cluster[A].copies.copy(order(spec), B)).blocks == 12
     assert (await cluster[B].answer(prompt(60)))[1] == 48
 
 
@@ -246,7 +246,7 @@ async def test_lost_cancel_costs_the_target_its_lease_only() -> None:
     assert b.idle
 
 
-@pytest.mark.parametrize("ending", ["lease", "deadline", "withdrawn", "target lost"])
+@pytest.mark.parametrize("ending", ["lease", "deadline", "target lost"])
 async def test_copy_that_takes_too_long_ends(ending: str) -> None:
     cluster = make_cluster(lease_s=0.2 if ending == "lease" else 5.0)
     a, b, spec = cluster[A], cluster[B], prompt()
@@ -255,11 +255,8 @@ async def test_copy_that_takes_too_long_ends(ending: str) -> None:
     copying = asyncio.create_task(a.copies.copy(order(spec, within_s=0.2 if ending == "deadline" else None), B))
     await asyncio.sleep(0.1)
     assert not copying.done() and a.copies.targets() == {B} and a.copies.pending == 1
-    match ending:
-        case "withdrawn":
-            a.copies.withdraw("c")
-        case "target lost":
-            a.copies.target_lost(B)
+    if ending == "target lost":
+        a.copies.target_lost(B)
     record = await copying
     assert record.outcome is CopyOutcome.ABORTED and record.duration_s < 0.25
     assert a.idle and b.idle
@@ -293,6 +290,13 @@ async def test_orders_that_make_no_sense_are_refused(cluster: dict[ReplicaId, Ca
     assert a.idle
 
 
+async def test_context_without_its_adapter_is_not_held(cluster: dict[ReplicaId, CachedReplica]) -> None:
+    adapted = replace(prompt(), adapter=Adapter("sql", 1, "/gone"))
+    with pytest.raises(Refused) as refused:
+        await cluster[A].copies.copy(order(adapted), B)
+    assert refused.value.cause is Cause.ADAPTER and cluster[A].idle
+
+
 async def test_copy_needs_equal_caches(cluster: dict[ReplicaId, CachedReplica]) -> None:
     a, b, spec = cluster[A], cluster[B], prompt()
     await a.answer(spec)
@@ -323,7 +327,7 @@ async def test_copied_prefix_is_found_with_its_salt_only(cluster: dict[ReplicaId
     for salt in None, "another":
         record = await cluster[A].copies.copy(order(salted(salt), str(salt)), B)
         assert record.cause is Cause.BLOCKS_GONE
-    assert (await cluster[A].copies.copy(order(salted("mine")), B)).sent == 12
+    assert (await cluster[A].copies.copy(order(salted("mine")), B)).blocks == 12
     found = {salt: (await cluster[B].answer(salted(salt, f"{salt}")))[1] for salt in (None, "another", "mine")}
     assert found == {None: 0, "another": 0, "mine": 48}
 

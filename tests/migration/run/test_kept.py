@@ -8,8 +8,10 @@ import pytest
 from deployments.engine.tokens import expected
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import RequestSpec
+from migration.run.donor import CopyOrder
 from policies.model import ReplicaId, RequestId
 from policies.plan import Move, Path, Reason
+from policies.prefix.copies import CopyReason
 from tests.migration.run.test_copies import A, B, CachedReplica, ids, make_cluster, prompt
 
 pytestmark = pytest.mark.virtual_time
@@ -47,3 +49,11 @@ async def test_request_that_moves_for_another_reason_is_found() -> None:
     cluster = make_cluster(hides_handed_over=True)
     await handed_over(cluster, prompt(), Reason.MANUAL)
     assert (await cluster[B].answer(prompt()))[1] == 48
+
+
+async def test_hand_over_of_a_prompt_and_copy_of_it_have_the_same_account() -> None:
+    moved, cluster = await handed_over(make_cluster(), prompt()), make_cluster()
+    await cluster[A].answer(prompt())
+    copied = await cluster[A].copies.copy(CopyOrder.of(prompt(), (), CopyReason.MANUAL, 5.0), B)
+    assert (moved.present, moved.blocks, moved.bytes) == (copied.present, copied.blocks, copied.bytes)
+    assert copied.blocks == 12 and copied.copy_s > 0 and moved.copy_s > 0

@@ -223,7 +223,7 @@ class SourceShell(QueueShell):
 
 class DonorShell(QueueShell):
     table, new, final, activities = donor.TABLE, DonorState.NEW, donor.DONOR_FINAL, donor.DONOR_ACTIVITIES
-    events, world, last = DonorEvent, donor.DONOR_WORLD, DonorEvent.WITHDRAWN
+    events, world, last = DonorEvent, donor.DONOR_WORLD, DonorEvent.EXPIRED
     names: ClassVar = {DonorCommand.HOLD: "_take_hold"}
 
     def make(self, calls: list[object]) -> DonorRun:
