@@ -1,39 +1,43 @@
-"""The scheduler of a paced engine: vLLM's in small, free of time.
+"""The batch of a paced engine: requests whose KV blocks hold their tokens, free of time.
 
-There are no prefill and decode phases: a request has computed tokens, and tokens still to be computed. When all are
-computed, the step yields its next token. Requests are admitted first come first served, or by priority, if there are
-blocks for their whole context. If a running request lacks a block, the youngest one, or that of the highest priority
-number, is preempted, and recomputed later.
+A request is admitted if there are blocks for its whole context. A running one takes a further block when it needs one.
 """
 
-from bisect import insort_left, insort_right
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
 
-from deployments.engine.blocks import Block, BlockPool
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, pack
 from policies.cost.steps import PrefillChunk
-from policies.prefix.names import digests
+from policies.engine.batching import BatchScheduler, divide
+from policies.engine.blocks import Block, BlockPool
+from policies.prefix.names import digests, name_of
+
+
+@dataclass(slots=True, eq=False)
+class TokenBlock(Block):
+    """A block with its content, packed tokens."""
+
+    held: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True, eq=False)
 class BatchedSequence:
     """One run of one request; it ends when its context has `end` tokens.
 
-    `priority` is 0 for all requests unless the engine schedules by priority.
+    `turn` is 0 for all requests unless the engine schedules by priority.
     """
 
-    key: str
+    id: str
     context: list[int]
     end: int
-    priority: int = 0
+    turn: float = 0
     computed: int = 0
-    blocks: list[Block] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    """Those of the context's first full blocks, computed on demand."""
+    blocks: list[TokenBlock] = field(default_factory=list)
+    names: list[int] = field(default_factory=list)
+    """The names of the context's first full blocks, computed on demand, and in `named` the digest of the last one."""
+    named: bytes | None = None
     salt: str | None = None
     """A text that keeps the blocks of equal contexts apart."""
     reads_cache: bool = True
@@ -73,51 +77,36 @@ class Token:
     last: bool
 
 
-_priority = attrgetter("priority")
-
-
-class BatchScheduler:
+class TokenBatch:
     """The running and waiting requests of one engine, and its blocks."""
 
     def __init__(self, pace: Pace) -> None:
-        self.pool = BlockPool(pace.num_gpu_blocks_override)
-        self.running: list[BatchedSequence] = []
-        self.waiting: deque[BatchedSequence] = deque()
-        self.preemptions = 0
+        self.pool = BlockPool(pace.num_gpu_blocks_override, TokenBlock)
+        self.scheduler: BatchScheduler[BatchedSequence] = BatchScheduler(pace.max_num_seqs)
         self._pace = pace
         self._size = pace.block_size
 
-    def add(self, sequence: BatchedSequence) -> None:
-        """Add an arriving request."""
-        insort_right(self.waiting, sequence, key=_priority)
-
     def remove(self, sequence: BatchedSequence) -> None:
         """Remove a request, if it is still here."""
-        if sequence in self.running:
-            self.running.remove(sequence)
+        if self.scheduler.remove(sequence):
             self.release(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
 
     def begin(self) -> EngineStep | None:
         """Schedule the next step; None if there is nothing to compute."""
-        left = self._pace.max_num_batched_tokens
-        chunks: list[tuple[BatchedSequence, int]] = []
-        before = self.preemptions
-        for sequence in list(self.running):
-            if left and sequence.blocks and self._make_room(sequence):
-                chunks.append((sequence, min(sequence.todo, left)))
-                left -= chunks[-1][1]
-        chunks = [chunk for chunk in chunks if chunk[0].blocks]  # by priority, any other one may have been preempted
-        while left and self.preemptions == before and self._admit():
-            sequence = self.running[-1]
-            chunks.append((sequence, min(sequence.todo, left)))
-            left -= chunks[-1][1]
+        before = self.scheduler.preemptions
+        while self._missing() > max(0, self.pool.free):
+            self.scheduler.preempt(self.release)
+        running = list(self.scheduler.running.values())
+        for sequence in running:
+            self._allocate(sequence, self._lacks(sequence))
+        # Room of preempted requests is theirs: none is admitted before the next step.
+        admitted = iter(self._admit, None) if self.scheduler.preemptions == before else ()
+        chunks = tuple(divide(chain(running, admitted), self._pace.max_num_batched_tokens))
         if not chunks:
             return None
         decoding = [sequence for sequence, _ in chunks if sequence.todo == 1]
         return EngineStep(
-            tuple(chunks),
+            chunks,
             len(decoding),
             sum(len(sequence.context) for sequence in decoding),
             tuple(PrefillChunk(count, sequence.computed) for sequence, count in chunks if sequence.todo != 1),
@@ -125,9 +114,8 @@ class BatchScheduler:
 
     def end(self, step: EngineStep) -> Iterator[Token]:
         """Complete a step; yields the new tokens of the requests that are still here."""
-        here = set(self.running)
         for sequence, count in step.chunks:
-            if sequence not in here:
+            if self.scheduler.running.get(sequence.id) is not sequence:
                 continue
             self._compute(sequence, count)
             if not sequence.todo:
@@ -153,7 +141,7 @@ class BatchScheduler:
 
     def present(self, context: list[int], salt: str | None) -> int:
         """The number of the context's first full blocks that the prefix cache has."""
-        return len(self.pool.match(digests(context, self._size, salt)))
+        return len(self.pool.match(map(name_of, digests(context, self._size, salt))))
 
     def take_in(self, context: list[int], first: int, held: bytes, salt: str | None = None) -> int | None:
         """Put packed blocks, from index `first` of the context on, into the prefix cache.
@@ -163,7 +151,7 @@ class BatchScheduler:
         sequence = BatchedSequence("", context, len(context), salt=salt)
         size = self._size * TOKEN_BYTES
         last = first + len(held) // size
-        sequence.blocks = self.pool.match(self._digests(sequence, last))
+        sequence.blocks = self.pool.match(self._names(sequence, last))
         present = len(sequence.blocks)
         if present < first:
             return 0
@@ -171,16 +159,16 @@ class BatchScheduler:
             return None
         self.pool.claim(sequence.blocks)
         for index in range(present, last):
-            block = self._allocate(sequence)
-            block.held += held[(index - first) * size : (index - first + 1) * size]
-            self.pool.seal(block, sequence.digests[index])
+            self._allocate(sequence, 1)
+            sequence.blocks[index].held += held[(index - first) * size : (index - first + 1) * size]
+            self.pool.enter(sequence.blocks[index], sequence.names[index])
         self.release(sequence)
         return last - present
 
-    def hold(self, key: str, context: list[int], salt: str | None) -> BatchedSequence:
+    def hold(self, hold: str, context: list[int], salt: str | None) -> BatchedSequence:
         """A sequence that uses the context's first blocks that the prefix cache has, until `release`."""
-        sequence = BatchedSequence(key, context, len(context), salt=salt)
-        sequence.blocks = self.pool.match(self._digests(sequence, len(context) // self._size))
+        sequence = BatchedSequence(hold, context, len(context), salt=salt)
+        sequence.blocks = self.pool.match(self._names(sequence, len(context) // self._size))
         sequence.computed = len(sequence.blocks) * self._size
         self.pool.claim(sequence.blocks)
         return sequence
@@ -193,59 +181,54 @@ class BatchScheduler:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _make_room(self, sequence: BatchedSequence) -> bool:
-        """Allocate a block for the next token if needed; False if this preempted the request itself."""
-        while len(sequence.blocks) * self._size < len(sequence.context):
-            if self.pool.free > 0:
-                self._allocate(sequence)
-                continue
-            last = max(reversed(self.running), key=_priority)
-            self.running.remove(last)
-            self.release(last)
-            insort_left(self.waiting, last, key=_priority)
-            self.preemptions += 1
-            if last is sequence:
-                return False
-        return True
+    def _lacks(self, sequence: BatchedSequence) -> int:
+        """The number of blocks that a request lacks for its context."""
+        return self._pace.blocks(len(sequence.context)) - len(sequence.blocks)
 
-    def _admit(self) -> bool:
-        """Admit the first waiting request if there is room; its cached blocks count as computed. False if not."""
-        if not self.waiting or len(self.running) >= self._pace.max_num_seqs:
-            return False
-        sequence = self.waiting[0]
+    def _missing(self) -> int:
+        """The number of blocks that running requests lack for the next step."""
+        return sum(self._lacks(sequence) for sequence in self.scheduler.running.values())
+
+    def _cached(self, sequence: BatchedSequence) -> list[TokenBlock]:
+        """The blocks of a waiting request in the prefix cache."""
         # The last token is always computed, since this yields the next one.
         usable = (len(sequence.context) - 1) // self._size if sequence.reads_cache else 0
-        cached = self.pool.match(self._digests(sequence, usable))
-        missing = self._pace.blocks(len(sequence.context)) - len(cached)
-        if self.pool.room_beside(cached) < missing:
-            return False
-        self.running.append(self.waiting.popleft())
-        self.pool.claim(cached)
-        sequence.blocks = cached
-        sequence.computed = len(cached) * self._size
+        return self.pool.match(self._names(sequence, usable))
+
+    def _fits(self, sequence: BatchedSequence) -> bool:
+        cached = self._cached(sequence)
+        return self.pool.room_beside(cached) >= self._lacks(sequence) - len(cached)
+
+    def _admit(self) -> BatchedSequence | None:
+        """Admit the first waiting request if there is room; its cached blocks count as computed. None if not."""
+        sequence = self.scheduler.admit(self._fits)
+        if sequence is None:
+            return None
+        sequence.blocks = self._cached(sequence)
+        self.pool.claim(sequence.blocks)
+        sequence.computed = len(sequence.blocks) * self._size
         if sequence.cached is None:
             sequence.cached = sequence.computed
-        sequence.digest = ContextDigest(b"".join(block.held for block in cached))
-        for _ in range(missing):
-            self._allocate(sequence)
+        sequence.digest = ContextDigest(b"".join(block.held for block in sequence.blocks))
+        self._allocate(sequence, self._lacks(sequence))
         known = sequence.computed - sequence.tail_first * self._size
         if known >= 0:
             self._fill(sequence, sequence.tail[known * TOKEN_BYTES :])
         sequence.tail = b""
-        return True
+        return sequence
 
-    def _allocate(self, sequence: BatchedSequence) -> Block:
-        block = self.pool.allocate()
-        assert block is not None, "there was room"
-        sequence.blocks.append(block)
-        return block
+    def _allocate(self, sequence: BatchedSequence, count: int) -> None:
+        for _ in range(count):
+            block = self.pool.allocate()
+            assert block is not None, "there was room"
+            sequence.blocks.append(block)
 
     def _compute(self, sequence: BatchedSequence, count: int) -> None:
-        """Write the next `count` tokens into the request's blocks, and seal full blocks."""
+        """Write the next `count` tokens into the request's blocks, and name full blocks."""
         self._fill(sequence, pack(sequence.context[sequence.computed : sequence.computed + count]))
 
     def _fill(self, sequence: BatchedSequence, tokens: bytes) -> None:
-        """Write the next packed tokens into the request's blocks, and seal full blocks."""
+        """Write the next packed tokens into the request's blocks, and name full blocks."""
         began, end = sequence.computed, sequence.computed + len(tokens) // TOKEN_BYTES
         while sequence.computed < end:
             index = sequence.computed // self._size
@@ -255,12 +238,14 @@ class BatchScheduler:
             sequence.digest.extend(held)
             sequence.computed = upto
             if upto % self._size == 0:
-                self.pool.seal(sequence.blocks[index], self._digests(sequence, index + 1)[index])
+                self.pool.enter(sequence.blocks[index], self._names(sequence, index + 1)[index])
 
-    def _digests(self, sequence: BatchedSequence, count: int) -> list[bytes]:
-        """The digests of a context's first `count` blocks."""
-        known = sequence.digests
+    def _names(self, sequence: BatchedSequence, count: int) -> list[int]:
+        """The names of a context's first `count` blocks."""
+        known = sequence.names
         if len(known) < count:
             tokens = sequence.context[len(known) * self._size : count * self._size]
-            known += digests(tokens, self._size, sequence.salt, known[-1] if known else None)
+            new = digests(tokens, self._size, sequence.salt, sequence.named)
+            known += map(name_of, new)
+            sequence.named = new[-1]
         return known[:count]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from deployments.cache.mirror import Mirror
-from deployments.engine.batching import BatchedSequence, BatchScheduler, EngineStep
+from deployments.engine.batching import BatchedSequence, EngineStep, TokenBatch
 from deployments.engine.pace import Pace, read_pace
 from deployments.engine.port import (
     EngineDead,
@@ -25,7 +25,7 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.tokens import TokenSlots, token_layouts
-from migration.kv.cache_events import PoolContents
+from migration.kv.cache_events import BlocksRemoved, BlocksStored, PoolContents
 from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
 from migration.protocol.layouts import Resharding
@@ -89,7 +89,7 @@ class PacedEngine:
         self.fingerprint = Fingerprint(*marks, size, token_layouts(size))
         self._pace = pace
         self._costs = pace.costs
-        self._scheduler = BatchScheduler(pace)
+        self._batch = TokenBatch(pace)
         self._outputs: dict[str, _Output] = {}
         self._holds: dict[str, BatchedSequence] = {}
         self._loads: list[asyncio.Future[None]] = []
@@ -146,20 +146,20 @@ class PacedEngine:
             return
         context = request.context(outputs)
         by_priority = self._pace.scheduling_policy == "priority"
-        priority, salt = spec.priority if by_priority else 0, request.cache_salt
-        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, priority, salt=salt)
+        turn, salt = spec.priority if by_priority else 0, request.cache_salt
+        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, turn, salt=salt)
         sequence.reads_cache = not request.sampling.get("skip_reading_prefix_cache", False)
         if tail is not None:
             sequence.tail, sequence.tail_first = held, tail.first
         self._outputs[key] = _Output(sequence, sequence.end, sink, request.sampling.get("logprobs"), len(context))
-        self._scheduler.add(sequence)
+        self._batch.scheduler.enqueue(sequence)
         self._wake()
 
     def abort(self, key: str) -> None:
         """See `Engine.abort`."""
         output = self._outputs.pop(key, None)
         if output is not None:
-            self._scheduler.remove(output.sequence)
+            self._batch.remove(output.sequence)
 
     def halt(self, key: str, left: int) -> None:
         """See `Engine.halt`."""
@@ -170,7 +170,7 @@ class PacedEngine:
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
         sequence = self._holding(key)
-        held = self._scheduler.held(sequence, first, last)
+        held = self._batch.held(sequence, first, last)
         if held is None:
             raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(slots, held, checked=key in self._holds)
@@ -202,7 +202,7 @@ class PacedEngine:
             await stepped
         request = decode_request(spec.body)
         context = request.context(outputs)
-        loaded = self._scheduler.take_in(context, first, held, request.cache_salt)
+        loaded = self._batch.take_in(context, first, held, request.cache_salt)
         self._mirror_changes()
         if loaded is None:
             raise TransferFailed(f"no room for {last - first} blocks")
@@ -217,7 +217,7 @@ class PacedEngine:
     async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather_tail`."""
         sequence = self._holding(key)
-        held = self._scheduler.held_tail(sequence, tail.first, tail.tokens)
+        held = self._batch.held_tail(sequence, tail.first, tail.tokens)
         if held is None:
             raise TransferFailed(f"only {sequence.computed} of {tail.tokens} tokens are computed")
         return self._slots.write(slots, held)
@@ -231,20 +231,20 @@ class PacedEngine:
     def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""
         request = decode_request(spec.body)
-        return HeldPrefix(self._scheduler.present(request.context(outputs), request.cache_salt))
+        return HeldPrefix(self._batch.present(request.context(outputs), request.cache_salt))
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.hold_prefix`."""
         self._check_alive()
         request = decode_request(spec.body)
         context = request.context(outputs)
-        sequence = self._holds[hold] = self._scheduler.hold(hold, context, request.cache_salt)
+        sequence = self._holds[hold] = self._batch.hold(hold, context, request.cache_salt)
         return Blocks(len(sequence.blocks))
 
     def release_prefix(self, hold: str) -> None:
         """See `Engine.release_prefix`."""
         if (sequence := self._holds.pop(hold, None)) is not None:
-            self._scheduler.release(sequence)
+            self._batch.release(sequence)
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""
@@ -261,15 +261,15 @@ class PacedEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        pool, size = self._scheduler.pool, self._pace.block_size
+        pool, scheduler, size = self._batch.pool, self._batch.scheduler, self._pace.block_size
         return EngineStats(
             capacity_tokens=Tokens(pool.size * size),
             free_blocks=Blocks(pool.free),
             block_size=size,
             max_requests=self._pace.max_num_seqs,
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
-            preemptions=self._scheduler.preemptions,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            preemptions=scheduler.preemptions,
             steps=self._steps,
             step_tokens=self._pace.max_num_batched_tokens,
             nominal_tokens=Tokens(self._pace.num_gpu_blocks_override * size),
@@ -277,7 +277,7 @@ class PacedEngine:
 
     def resize(self, blocks: Blocks) -> None:
         """Have that many KV blocks from now on. Requests that use more keep theirs until they need another one."""
-        self._scheduler.pool.resize(blocks)
+        self._batch.pool.resize(blocks)
         self._mirror_changes()
 
     @property
@@ -292,12 +292,12 @@ class PacedEngine:
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
-        self._scheduler.pool.forget()
+        self._batch.pool.trim(0)
         self._mirror_changes()
 
     async def delete(self, names: Collection[int] | None) -> Blocks:
         """See `Engine.delete`."""
-        deleted = self._scheduler.pool.delete(None if names is None else frozenset(names))
+        deleted = self._batch.pool.delete(None if names is None else frozenset(names))
         self._mirror_changes()
         return Blocks(deleted)
 
@@ -363,12 +363,13 @@ class PacedEngine:
 
     def _mirror_changes(self) -> None:
         """Have the mirror follow the pool."""
-        if events := self._scheduler.pool.take_events():
-            self.mirror.take(self.mirror.version + 1, events)
+        if self._batch.pool.has_changed:
+            stored, removed = self._batch.pool.take_changes()
+            self.mirror.take(self.mirror.version + 1, (BlocksStored([*stored]), BlocksRemoved([*removed])))
 
     def _end_step(self) -> None:
-        for token in self._scheduler.end(self._step):
-            key = token.sequence.key
+        for token in self._batch.end(self._step):
+            key = token.sequence.id
             output = self._outputs.pop(key) if token.last else self._outputs[key]
             finish = "length" if token.sequence.end == output.limit else HALTED
             step = Generated((token.token,), finish if token.last else None, output.rest, output.prefilled)
@@ -391,7 +392,7 @@ class PacedEngine:
                 self._computing.append((key, tokens, waiting))
 
     def _begin_step(self) -> None:
-        step = self._scheduler.begin()
+        step = self._batch.begin()
         self._loading, self._loads = self._loads, []
         self._step, self._timer = step or _NOTHING, None
         if step is None and not self._loading:

@@ -177,7 +177,7 @@ class SimulatedFleet:
     def _kv(self, member: FleetMember) -> float:
         """Tokens of KV in use and of queued prompts."""
         engine = member.engine
-        return engine.capacity - engine.free(self.loop.now) + sum(live.held for live in engine.waiting)
+        return engine.capacity - engine.free(self.loop.now) + sum(live.held for live in engine.scheduler.waiting)
 
     # --- the autoscaler -----------------------------------------------------------------------------------
 

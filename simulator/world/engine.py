@@ -11,21 +11,19 @@ passes the current time to every change, and calls `settle` after the last of si
 """
 
 import math
-from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import attrgetter
+from functools import partial
 
 from policies.cost.steps import PrefillChunk
+from policies.engine.batching import BatchScheduler, divide
 from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from simulator.caches.cache import SimulatedCache
 from simulator.costs.steps import Leg, StepTimes
 from simulator.world.batch import NEARLY, NEVER, Batch
 from simulator.world.live import Live, Stage
-
-_turn = attrgetter("turn")
 
 
 class Memory(StrEnum):
@@ -58,10 +56,9 @@ class Settled:
 class SimulatedEngine:
     """An engine with room for `capacity` tokens of KV, which may change; a `cache` has the rest of the memory.
 
-    `running` are the admitted requests in the order of their admission; of the last in turn, the last one is preempted
-    first, and `waiting` ones are admitted in the order of their turns, which are equal without classes. `reserved` is
-    the room promised to requests on their way here, which is withdrawn before any preemption. `handed` is the room of
-    requests during their hand-over, on both sides. `full_s` is the time at which memory will be full without changes.
+    Turns in the queues of `scheduler` are equal without classes. `reserved` is the room promised to requests on their
+    way here, which is withdrawn before any preemption. `handed` is the room of requests during their hand-over, on both
+    sides. `full_s` is the time at which memory will be full without changes.
     """
 
     def __init__(
@@ -77,8 +74,7 @@ class SimulatedEngine:
         self.replica = replica
         self.node = node
         self.capacity = capacity
-        self.running: dict[RequestId, Live] = {}
-        self.waiting: deque[Live] = deque()
+        self.scheduler: BatchScheduler[Live] = BatchScheduler()
         self.reserved: dict[RequestId, float] = {}
         self.handed: dict[RequestId, float] = {}
         self.batch = Batch(times, on_steps)
@@ -112,7 +108,7 @@ class SimulatedEngine:
 
     def prefilling(self) -> int:
         """Tokens that wait for their prefill."""
-        return sum(live.todo for live in self._prefills) + sum(live.todo for live in self.waiting)
+        return sum(live.todo for live in self._prefills) + sum(live.todo for live in self.scheduler.waiting)
 
     def load_s(self, now: float) -> float:
         """Seconds to load blocks that have arrived: they wait for the next step, and are loaded in it."""
@@ -143,21 +139,22 @@ class SimulatedEngine:
         """Queue a request without KV: it waits for room, and is then prefilled as a whole."""
         live.queue()
         live.at = self.replica
-        insort_right(self.waiting, live, key=_turn)
+        self.scheduler.enqueue(live)
 
     def adopt(self, live: Live, todo: int, now: float) -> None:
         """Admit a request with all of its KV except `todo` tokens at once. It uses the room promised to it."""
         self.batch.sync(now)
         self.release(live.id)
         live.at = self.replica
-        self._admit(live, todo, now)
+        self.scheduler.start(live)
+        self._begin(live, todo, now)
 
     def receive(self, live: Live, todo: int) -> None:
         """Queue a request whose KV is in the prefix cache, except for `todo` tokens."""
         self.release(live.id)
         live.at = self.replica
         live.stage, live.todo = Stage.WAITING, todo
-        insort_right(self.waiting, live, key=_turn)
+        self.scheduler.enqueue(live)
 
     def take_over(self, live: Live, origin: "SimulatedEngine", now: float) -> None:
         """Move a request from another engine instantaneously, with its KV and its stage."""
@@ -170,8 +167,8 @@ class SimulatedEngine:
 
     def remove(self, live: Live, now: float) -> None:
         """Remove a request and free its memory."""
+        self.scheduler.remove(live)
         if live.stage is Stage.WAITING:
-            self.waiting.remove(live)
             live.stage = Stage.NOWHERE
         else:
             self.batch.sync(now)
@@ -258,7 +255,8 @@ class SimulatedEngine:
 
     def _is_awaited(self, now: float) -> bool:
         """True if something begins at the end of the decoding step under way."""
-        return bool(self._prefills) or (bool(self.waiting) and self._admits(self.waiting[0], now))
+        waiting = self.scheduler.waiting
+        return bool(self._prefills) or (bool(waiting) and self._admits(waiting[0], now))
 
     def _full_s(self, now: float) -> float:
         """The time at which memory will be full without changes: too full for the next step, if steps are whole."""
@@ -284,20 +282,14 @@ class SimulatedEngine:
 
     def _begin_step(self, now: float) -> None:
         """Begin a step that prefills queued requests, first come first served, within the budget."""
-        left = self._times.budget(self.batch.size)
         chunks = []
-        for live in self._prefills:
-            self._reuse(live)
+        for live, tokens in divide(map(self._reused, self._prefills), self._times.budget(self.batch.size)):
             if live.cached is None:
                 live.cached = live.need - live.todo
-            tokens = min(live.todo, left)
             self._chunks.append((live, tokens))
             chunks.append(PrefillChunk(tokens, max(0, math.ceil(live.held) - live.todo)))
-            left -= tokens
             if self.cache is not None:
                 self.cache.fill(live.id, live.need - live.todo + tokens)
-            if left <= 0:
-                break
         seconds = self._times.prefill(self.batch.size, self.batch.context(now), chunks)
         self._step_ends = round(now + seconds, 9)
         self.batch.pace(Leg(seconds, 0.0) if self._times.interferes else None)
@@ -317,12 +309,8 @@ class SimulatedEngine:
 
     def _admit_waiting(self, now: float) -> None:
         """Admit waiting requests in their order, as long as there is room for the next one."""
-        while self.waiting:
-            live = self.waiting[0]
-            if not self._admits(live, now):
-                return
-            self.waiting.popleft()
-            self._admit(live, live.todo, now)
+        while (live := self.scheduler.admit(partial(self._admits, now=now))) is not None:
+            self._begin(live, live.todo, now)
 
     def _admits(self, live: Live, now: float) -> bool:
         """True if there is room for a waiting request."""
@@ -332,22 +320,22 @@ class SimulatedEngine:
 
     def _spare(self) -> float:
         """Tokens that must stay free after an admission: at least one step of all requests, so that they can go on."""
-        if not self.running and not self._still:
+        if not self.scheduler.running and not self._still:
             return 0.0
         step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
         return max(self._times.watermark(self.capacity), step)
 
-    def _reuse(self, live: Live) -> None:
+    def _reused(self, live: Live) -> Live:
         """Leave out the first tokens of a prefill that are in the cache, unless some have been computed."""
-        if self.cache is None:
-            return
-        done = self.cache.claim(live.id, live.job.context, live.need, live.need - live.todo)
-        live.todo = min(live.todo, live.need - done)
+        if self.cache is not None:
+            done = self.cache.claim(live.id, live.job.context, live.need, live.need - live.todo)
+            live.todo = min(live.todo, live.need - done)
+        return live
 
-    def _admit(self, live: Live, todo: int, now: float) -> None:
-        self.running[live.id] = live
+    def _begin(self, live: Live, todo: int, now: float) -> None:
+        """Prefill or decode a request that runs from now on."""
         live.todo = todo
-        self._reuse(live)
+        self._reused(live)
         if todo and self._times.prefills:
             live.stage = Stage.PREFILL
             self._still += live.held
@@ -361,8 +349,7 @@ class SimulatedEngine:
         self._started.append(live)
 
     def _leave(self, live: Live, now: float) -> None:
-        """Remove an admitted request from the batch or from the prefills."""
-        del self.running[live.id]
+        """Remove a request that ran from the batch or from the prefills, and free its memory."""
         if self.cache is not None:
             if live.stage is Stage.DECODE:
                 # The KV of the newest token is computed with the next one.
@@ -378,6 +365,7 @@ class SimulatedEngine:
 
     def _finish(self, now: float, happened: Settled) -> None:
         while (live := self.batch.ended()) is not None:
+            self.scheduler.remove(live)
             self._leave(live, now)
             live.stage, live.held = Stage.OVER, live.job.prompt + live.job.output
             happened.over.append(live)
@@ -390,11 +378,9 @@ class SimulatedEngine:
                 self.release(request)
                 happened.refused.append(request)
                 continue
-            live = max(reversed(self.running.values()), key=_turn)
-            self._leave(live, now)
+            live = self.scheduler.preempt(partial(self._leave, now=now))
             live.preemptions += 1
             live.queue()
-            insort_left(self.waiting, live, key=_turn)
             happened.preempted.append(live)
 
     def _least(self) -> float:

@@ -78,7 +78,7 @@ class Replicas:
     def close(self, replica: ReplicaId) -> SimulatedEngine:
         """Remove a replica; its engine. Raises `ValueError` if it is not empty."""
         engine = self.engines.pop(replica)
-        if engine.running or engine.waiting or engine.reserved or engine.handed:
+        if engine.scheduler.running or engine.scheduler.waiting or engine.reserved or engine.handed:
             raise ValueError(f"{replica} is closed but not empty")
         self._touched.pop(engine, None)
         if timer := self._timers.pop(engine, None):

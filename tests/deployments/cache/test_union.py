@@ -104,10 +104,8 @@ class SmallService:
     def check_mirrors(self) -> None:
         """The mirror of every replica has what its engine's pool has."""
         for name, replica in self.replicas.items():
-            pool = cast(PacedEngine, replica.engine)._scheduler.pool
-            assert replica.engine.mirror.exact and replica.engine.mirror.hbm.counts == dict.fromkeys(pool.names, 1), (
-                name
-            )
+            named = cast(PacedEngine, replica.engine)._batch.pool.named
+            assert replica.engine.mirror.exact and replica.engine.mirror.hbm.counts == dict.fromkeys(named, 1), name
 
 
 @pytest.mark.parametrize("seed", range(12))

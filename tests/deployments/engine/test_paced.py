@@ -657,7 +657,7 @@ async def test_mirror_equals_the_pool_at_every_version(seed: int) -> None:
                 await engine.reset_prefix_cache()
         for _ in range(draw.randrange(6)):
             await asyncio.sleep(0.01)
-            assert engine.mirror.hbm.counts == dict.fromkeys(engine._scheduler.pool.names, 1)
+            assert engine.mirror.hbm.counts == dict.fromkeys(engine._batch.pool.named, 1)
         if (change := engine.mirror.change(False)) is not None:
             all_changes = all_changes.then(change)
     assert engine.mirror.exact and set(all_changes.stored.get(Tier.HBM, ())) == set(engine.mirror.hbm.counts)
@@ -698,7 +698,7 @@ async def _load_nothing(engine: PacedEngine) -> None:
 async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = await Desk.open()
     await desk.engine.check_health()
-    monkeypatch.setattr(desk.engine._scheduler, "begin", lambda: 1 / 0)
+    monkeypatch.setattr(desk.engine._batch, "begin", lambda: 1 / 0)
     desk.ask("r", prompt(4), 10)
     with pytest.raises(EngineDead, match="division"):
         await desk.done()

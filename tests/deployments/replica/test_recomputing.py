@@ -28,9 +28,7 @@ def recomputation(replica: CachedReplica, contexts: PastContexts | None = None) 
 def spoil(replica: CachedReplica, spec: RequestSpec, block: int) -> None:
     """Change a byte in a cached block of a context."""
     name = replica.engine.names(spec, ())[block]
-    pool = replica.engine._scheduler.pool
-    (digest,) = [digest for digest in pool._sealed if digest.endswith(name.to_bytes(8, "big"))]
-    pool._sealed[digest].held[5] ^= 1
+    replica.engine._batch.pool.named[name].held[5] ^= 1
 
 
 async def test_right_blocks_give_the_same_token_and_stay() -> None:
@@ -93,7 +91,7 @@ async def test_blocks_that_leave_the_cache_meanwhile_are_no_difference(monkeypat
     def evict(
         key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
     ) -> None:
-        a.engine._scheduler.pool.delete(frozenset(names))
+        a.engine._batch.pool.delete(frozenset(names))
         add(key, spec, outputs, sink, tail)
 
     monkeypatch.setattr(a.engine, "add", evict)

@@ -11,6 +11,11 @@ from simulator.caches.cache import SimulatedCache
 P, Q, R = (RequestId(name) for name in "pqr")
 
 
+def used(cache: SimulatedCache) -> set[int]:
+    """The names of the blocks that requests use."""
+    return {name for name, block in cache.blocks.named.items() if block.users}
+
+
 def test_a_prompt_finds_the_blocks_of_an_earlier_one() -> None:
     cache = SimulatedCache(10)
     assert cache.claim(P, (1, 2, 3), 35) == 0
@@ -32,13 +37,13 @@ def test_blocks_in_use_are_shared_and_stay() -> None:
     cache.trim(0)
     cache.release(P)
     cache.trim(0)
-    assert (cache.shared_tokens, set(cache.users)) == (0, {1, 2})
+    assert (cache.shared_tokens, used(cache)) == (0, {1, 2})
     cache.release(Q)
-    assert list(cache.idle) == [2, 1]
+    assert list(cache.blocks.idle) == [2, 1]
     cache.trim(10)
-    assert list(cache.idle) == [1]
+    assert list(cache.blocks.idle) == [1]
     cache.trim(9)
-    assert not cache.idle
+    assert not cache.blocks.idle
 
 
 def test_the_least_recently_used_blocks_are_dropped_first() -> None:
@@ -48,7 +53,7 @@ def test_the_least_recently_used_blocks_are_dropped_first() -> None:
         cache.fill(request, 21)
         cache.release(request)
     cache.trim(20)
-    assert set(cache.idle) == {1, 2}
+    assert set(cache.blocks.idle) == {1, 2}
 
 
 def test_changes_are_those_since_the_last_one_and_the_first_is_whole() -> None:
@@ -87,14 +92,15 @@ def test_a_tree_that_follows_the_changes_equals_the_cache(history: list[tuple[tu
         if number % 2:
             cache.release(running.pop(0))
         cache.trim(room)
-        assert len(cache.idle) * 10 <= room
-        assert not cache.users.keys() & cache.idle.keys()
-        assert cache.shared == sum(cache.users.values()) - len(cache.users)
+        assert len(cache.blocks.idle) * 10 <= room
+        assert cache.blocks.named.keys() - used(cache) == cache.blocks.idle.keys()
+        users = [block.users for block in cache.blocks.named.values() if block.users]
+        assert cache.blocks.shared == sum(users) - len(users)
         if reports and (change := cache.change()) is not None:
             tree.apply(home, change)
     if (change := cache.change()) is not None:
         tree.apply(home, change)
-    assert tree.blocks(home, Tier.HBM) == len(cache.users) + len(cache.idle)
+    assert tree.blocks(home, Tier.HBM) == len(cache.blocks.named)
     for names, _, _ in history:
         found = SimulatedCache.claim(cache, RequestId("probe"), names, len(names) * 10 + 1) // 10
         cache.release(RequestId("probe"))

@@ -56,8 +56,10 @@ def lives(
     world.run(jobs)
     for replica, engine in world.replicas.engines.items():
         assert engine.cache is not None
-        assert not engine.cache.users, f"{replica} has blocks in use without requests"
-        assert len(engine.cache.idle) * BLOCK <= capacity
+        assert len(engine.cache.blocks.idle) == len(engine.cache.blocks.named), (
+            f"{replica} has blocks in use without requests"
+        )
+        assert len(engine.cache.blocks.idle) * BLOCK <= capacity
     return {life.job.id: life for life in recorder.lives}
 
 

@@ -195,7 +195,7 @@ def test_a_preempted_request_waits_before_those_that_never_ran() -> None:
     for name, prompt in ("old", 50), ("young", 30), ("never ran", 30):
         machine.add(live(name, prompt=prompt, output=40))
     run(machine, until=1.0)
-    assert [str(each.id) for each in machine.waiting] == ["young", "never ran"]
+    assert [str(each.id) for each in machine.scheduler.waiting] == ["young", "never ran"]
 
 
 def test_a_request_is_admitted_only_if_all_get_on() -> None:
@@ -203,7 +203,7 @@ def test_a_request_is_admitted_only_if_all_get_on() -> None:
     machine.add(live("a", prompt=50, output=10))
     machine.add(live("b", prompt=49, output=10))
     machine.settle(0.0)
-    assert [str(each) for each in machine.running] == ["a"]
+    assert [str(each) for each in machine.scheduler.running] == ["a"]
 
 
 @pytest.mark.parametrize(("watermark", "admitted"), [(0.0, True), (0.2, False)])
@@ -212,7 +212,7 @@ def test_the_watermark_stays_free_when_one_is_admitted(watermark: float, admitte
     machine.add(live("a", prompt=50, output=1))
     machine.add(live("b", prompt=40, output=1))
     machine.settle(0.0)
-    assert (len(machine.running) == 2) is admitted
+    assert (len(machine.scheduler.running) == 2) is admitted
 
 
 def test_promised_room_goes_before_anyone_is_preempted() -> None:
@@ -337,7 +337,7 @@ def test_a_request_that_was_moved_joins_the_end_of_the_queue() -> None:
     machine.secure(moved.id)
     machine.receive(moved, 5)
     machine.settle(0.0)
-    assert [each.id for each in machine.waiting] == ["waits", "moved"]
+    assert [each.id for each in machine.scheduler.waiting] == ["waits", "moved"]
     assert machine.free(0.0) == 500, "its promise has been kept"
     happened = [[each.id for each in settled.prefilling] for _, settled in run(machine)]
     assert ["waits", "moved"] in happened

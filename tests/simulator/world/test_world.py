@@ -199,8 +199,10 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
             nonlocal checked
             Log.decided(self, now, cluster, plans, closing)
             for name, engine in played.replicas.engines.items():
-                here = {*engine.running, *(each.id for each in engine.waiting), *engine.reserved, *engine.handed}
-                assert engine.free(now) >= -len(engine.running)
+                queues = engine.scheduler
+                waiting = {each.id for each in queues.waiting}
+                here = {*queues.running, *waiting, *engine.reserved, *engine.handed}
+                assert engine.free(now) >= -len(queues.running)
                 assert {q for q in cluster.replicas[name].requests if is_running(q)} <= here
                 checked += len(here)
 
