@@ -38,7 +38,7 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
