@@ -27,6 +27,8 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cost.latencies import ERROR, ServiceTimes
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
 from policies.decision import slices
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Sizes
@@ -414,6 +416,7 @@ async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     profile = Profile("n", "c", 4.0, bytes_per_s)
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
+    scheduler.core._memory.pool(SOLE_POOL).learned.follow_speed(ReplicaSpeed(StepCosts(proportional(5e-4))))
     await scheduler.core.migrate(SOLE_POOL, "m1", "r", "b", asked)
     ((_, _, order, _, _),) = scheduler.fleet.asked
     assert order.path is path

@@ -85,7 +85,7 @@ def test_predictions_come_as_near_to_the_actual_times_as_these_vary(path: Path, 
         errors.append(engines.move(f"r{now}", path, float(now)))
     known = [error for error in errors[20:] if error is not None]
     assert len(known) == 40 and median(known) < NOISE
-    assert sorted(known)[35] < 2 * NOISE
+    assert sorted(known)[35] < 3 * NOISE
 
 
 @pytest.mark.parametrize("seed", range(5))
