@@ -6,7 +6,7 @@ from deployments.api.report import Gauges, ReplicaReport
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import CacheSource, Reporter, no_cache
 from policies.model import ReplicaLoad
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 
 
 class ReplicaReporter:

@@ -22,6 +22,8 @@ HALF_LIFE_S = 300.0
 """The age, in seconds, at which an observation has lost half of its weight. Drivers and clocks change slowly."""
 LEAST_STEPS = 20.0
 """The least weight, in steps, of a fit."""
+LEAST_PREFILLED = 128
+"""The least number of prefilled tokens behind a fit: steps that only decode show no price of a prefill."""
 ERROR_QUANTILE = 0.9
 REMEMBERED = 200
 """The number of newest predictions in the error."""
@@ -92,6 +94,7 @@ class StepFit:
         self._squares = [[0.0] * _SIZE for _ in range(_SIZE)]
         self._products = [0.0] * _SIZE
         self._weight = 0.0
+        self._prefilled = 0
         self._newest: float | None = None
         self._errors: deque[float] = deque(maxlen=REMEMBERED)
         self._earlier: list[float] | None = None
@@ -115,12 +118,15 @@ class StepFit:
             for j, y in enumerate(row):
                 squares[j] += weighted * y
         self._weight += weight
+        self._prefilled += totals.prefilled
         self._coefficients = None
 
     @property
     def fitted(self) -> FittedSteps | None:
-        """The fit; None before LEAST_STEPS steps, and while no prediction has been compared with a measurement."""
-        if self._weight < LEAST_STEPS or not self._errors:
+        """The fit; None with fewer steps or prefilled tokens, and while no prediction has been compared with a
+        measurement.
+        """
+        if self._weight < LEAST_STEPS or self._prefilled < LEAST_PREFILLED or not self._errors:
             return None
         overhead_s, prefilled_s, decode_s, context_s, attention_s = self._solved()
         costs = StepCosts(proportional(prefilled_s), overhead_s, decode_s - prefilled_s, context_s, attention_s)

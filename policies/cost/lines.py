@@ -57,15 +57,16 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A size and its duration in seconds, observed `at` a time in seconds of any clock."""
+    """A size and its duration in seconds, observed `at` a time in seconds of any clock; `weight` is 1 at most."""
 
     at: float
     size: float
     seconds: float
+    weight: float = 1.0
 
 
 class Evidence:
-    """Observations of one link, or of one replica's prefill. Their weight halves in `half_life_s` seconds."""
+    """Observations of one link, or of hand-overs. Their weight halves in `half_life_s` seconds."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -108,7 +109,7 @@ class Evidence:
 
     def _weight(self, rank: int, observed: Observed, now: float) -> float:
         age_s = max(0.0, now - observed.at)
-        return float(FADE**rank * 0.5 ** (age_s / self._half_life_s))
+        return float(observed.weight * FADE**rank * 0.5 ** (age_s / self._half_life_s))
 
 
 def weighted_median(weighted: Iterable[tuple[float, float]]) -> float:

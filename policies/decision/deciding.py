@@ -122,8 +122,7 @@ def _decide_pool(
     terms, cluster = memory.terms, memory.cluster
     limits = terms.limits.resolve(memory.learned.experience, FORESEEN if terms.has_level else None)
     if (speed := replica_speed(memory)) is not None:
-        memory.learned.routing.speed = speed
-        memory.learned.estimates.follow(speed)
+        memory.learned.follow_speed(speed)
     bounds = level_bounds(memory, now)
     learn_demand(memory, bounds, limits, now)
     cluster.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
@@ -263,7 +262,7 @@ def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bo
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
     """Add predictions and, unless it has one, a path to an operator's move. It counts as under way from then on."""
-    choice = memory.learned.estimates.decide(move, _moves_under_way(memory), now, memory.router.present)
+    choice = memory.learned.estimates.decide(move, _moves_under_way(memory), now, memory.router.present, memory.work_of)
     routed = replace(_routed(move, choice), path=move.path or choice.path)
     memory.locations.add_order(routed, now)
     return routed
@@ -378,7 +377,8 @@ def _placing(
 def _begun(memory: PoolMemory, move: Move, now: float) -> Move | None:
     """The move with its path; None if it has none, and the next epoch decides on it."""
     move = replace(move, unit=memory.cluster.unit())
-    (choice,) = memory.learned.estimates.choose([move], _moves_under_way(memory), now, present=memory.router.present)
+    busy, present = _moves_under_way(memory), memory.router.present
+    (choice,) = memory.learned.estimates.choose([move], busy, now, present=present, work_of=memory.work_of)
     return _routed(move, choice) if choice.path is not None else None
 
 
@@ -574,8 +574,8 @@ def _admit(memory: PoolMemory, decided: Mapping[RequestId, Move], now: float) ->
         return Admitted(tuple(decided.values()))
     admitted = _within_bounds(memory, sorted(decided.values(), key=lambda move: URGENCY[move.reason]), now)
     waiting = frozenset(q for q in decided if memory.locations.phase(q) is Phase.WAITING)
-    present, estimates = memory.router.present, memory.learned.estimates
-    choices = estimates.choose(admitted, _moves_under_way(memory), now, waiting, present) if admitted else []
+    busy, present, estimates = _moves_under_way(memory), memory.router.present, memory.learned.estimates
+    choices = estimates.choose(admitted, busy, now, waiting, present, memory.work_of) if admitted else []
     paths = {choice.request: choice for choice in choices}
     routed = {move.request: _routed(move, paths[move.request]) for move in admitted}
     moves = tuple(move for move in routed.values() if move.path is not None)

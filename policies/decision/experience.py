@@ -5,13 +5,10 @@ from collections.abc import Iterable
 from math import ceil, isfinite
 from statistics import median
 
-from policies.cost.fit import NO_STEPS, StepFit, StepTotals
+from policies.cost.fit import StepFit, StepTotals
 from policies.cost.latencies import WINDOW_S
-from policies.cost.lines import Line
-from policies.cost.steps import prompt_chunks
 from policies.decision.observation import Status
 from policies.model import ReplicaId, ReplicaState
-from policies.paths.beliefs import LONG, SHORT
 
 FIRST_GUESS_TOKENS_PER_S = 30.0
 FIRST_GUESS_STARTUP_S = 30.0
@@ -90,15 +87,6 @@ class Experience:
         """Add the steps of one replica since the last observation, and the most tokens that one of them computes."""
         self.steps.add(totals, now)
         self.step_tokens = max(self.step_tokens, step_tokens)
-
-    def observe_profile(self, prefill: Line, now: float) -> None:
-        """Add the prefills of a new replica's profile, since its first steps may have none."""
-        for size in SHORT, LONG:
-            chunks = tuple(prompt_chunks(size, self.step_tokens or None))
-            totals = NO_STEPS
-            for chunk in chunks:
-                totals = totals.add(prefill.seconds(size) / len(chunks), 0, 0.0, (chunk,))
-            self.steps.add(totals, now)
 
     def observe_arrival(self, tokens: int, now: float) -> None:
         """Add the prompt of an arrival."""

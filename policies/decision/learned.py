@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from policies.causes import PAIR_FAILURES
 from policies.cluster.forecast import WINDOW_S
 from policies.cluster.supply import RecentMaximum
+from policies.cost.service import ReplicaSpeed
 from policies.decision.breaker import Breaker
 from policies.decision.disaggregation.prefill_load import PrefillLoad
 from policies.decision.experience import Experience
@@ -12,8 +13,8 @@ from policies.decision.level.predicted import PredictedTimes
 from policies.decision.limits import DemandHistory, Terms
 from policies.decision.observation import Status
 from policies.model import ReplicaId, RequestId, Role, Tokens
-from policies.paths.beliefs import Profile
 from policies.paths.estimates import Estimates
+from policies.paths.prices import Profile
 from policies.plan import MoveReport
 from policies.prefix.routing import RoutingExperience
 
@@ -38,6 +39,13 @@ class Learned:
         self.prefill_load = PrefillLoad()
         self.roles_by_hand: dict[ReplicaId, Role] = {}
         self._class_seen: dict[str, float] = {}
+        if terms.speed is not None:
+            self.follow_speed(terms.speed)
+
+    def follow_speed(self, speed: ReplicaSpeed) -> None:
+        """Price prefills and steps by these step times from now on."""
+        self.routing.speed = speed
+        self.estimates.follow(speed)
 
     def learn_end(self, report: MoveReport, now: float) -> None:
         """Learn from the end of an expected move."""
@@ -48,13 +56,11 @@ class Learned:
         elif report.cause in PAIR_FAILURES:
             self.breaker.failed(pair, now)
 
-    def take_profiles(self, profiles: Mapping[ReplicaId, Profile], now: float) -> None:
+    def take_profiles(self, profiles: Mapping[ReplicaId, Profile]) -> None:
         """Take new replicas' own measurements."""
         for replica, profile in profiles.items():
-            is_new = self.estimates.profile(replica, profile)
+            self.estimates.profile(replica, profile)
             self.routing.take_profile(profile)
-            if is_new:
-                self.experience.observe_profile(profile.prefill, now)
 
     def forget_replicas(self, lost: Collection[ReplicaId], left: Mapping[ReplicaId, Status]) -> None:
         """Forget the replicas that are lost; those in `left` exist."""

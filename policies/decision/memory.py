@@ -24,6 +24,7 @@ from policies.decision.observation import SETTLED, PoolReport, Status
 from policies.decision.placement import Placed
 from policies.decision.slices import finish, in_slices
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.paths.prices import IDLE, TargetWork
 from policies.prefix.routing import Router
 from policies.rules.policy import Policy
 from policies.rules.registry import policy
@@ -127,7 +128,7 @@ class PoolMemory:
         learned.experience.observe_replicas(seen.replicas, seen.lost, now)
         removed = locations.take_replicas(seen)
         learned.forget_replicas(seen.lost, locations.statuses)
-        learned.take_profiles(seen.profiles, now)
+        learned.take_profiles(seen.profiles)
         yield from locations.relocate(removed)
         for replica in removed.values():
             cluster.lose(replica)
@@ -148,6 +149,11 @@ class PoolMemory:
             tuple(crossing for crossing in crossed if locations.is_placed(crossing.request)),
             tuple(cluster.in_order()),
         )
+
+    def work_of(self, replica: ReplicaId, now: float) -> TargetWork:
+        """The work of a replica, as the decision has it so far."""
+        found, wait_s = self.cluster.replicas.get(replica), self.router.queues.wait_s(replica, now)
+        return IDLE if found is None else TargetWork(len(found.requests), found.load, wait_s)
 
     # --- inside ---------------------------------------------------------------------------------------
 

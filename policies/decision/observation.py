@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
 from policies.prefix.copies import CopyReport

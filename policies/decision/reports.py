@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
 from policies.prefix.copies import CopyReport

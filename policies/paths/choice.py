@@ -19,9 +19,9 @@ same room.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import NewType
 
-from policies.cost.lines import Line
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
 
@@ -52,7 +52,10 @@ without room and those whose prefill ends, then optimisations.
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a link. `boundary` and `backlog`, the rest of earlier epochs' transfers, are in bytes."""
+    """One direction of a link. `boundary` and `backlog`, the rest of earlier epochs' transfers, are in bytes.
+
+    A move over it takes `latency_s` seconds beyond the bytes, its hand-over included.
+    """
 
     bytes_per_s: float
     boundary: float
@@ -62,22 +65,23 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A replica's prefill of arriving requests: `line` is over the seconds that it takes by the formula of step times.
+    """A replica's prefill of arriving requests: its boundary, and the prefills that earlier moves have queued there.
 
-    `boundary_s` and `backlog_s`, the prefills queued already, are in seconds by the formula, too.
+    Before these it has prefills of `wait_s` seconds.
     """
 
-    line: Line
     boundary_s: float
     backlog_s: float = 0.0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A decided move and its size by either path: the bytes of its KV, and the `prefill_s` of its tokens.
 
-    Of these, and of `tokens`, only what the target lacks counts. `prefill_s` is by the formula of step times. Without
-    `links` its KV cannot be sent.
+    Of these, and of `tokens`, only what the target lacks counts. `prefill_s` is by the formula of step times, infinite
+    before it is known. Without `links` its KV cannot be sent. By tokens,
+    its hand-over takes `handover_s`.
     """
 
     request: RequestId
@@ -88,6 +92,7 @@ class Candidate:
     size: Bytes
     prefill_s: float
     links: tuple[LinkId, ...]
+    handover_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,8 @@ class Choice:
 
     @property
     def faster(self) -> Path:
-        """The path with the shorter prediction."""
-        return Path.KV if self.kv_s <= self.tokens_s else Path.TOKENS
+        """The path with the shorter prediction: tokens if neither has one."""
+        return Path.KV if self.kv_s <= self.tokens_s and isfinite(self.kv_s) else Path.TOKENS
 
 
 def choose(
@@ -172,7 +177,9 @@ class _Bins:
         return max(link.latency_s + queued / link.bytes_per_s for link, queued in queues)
 
     def _tokens_s(self, candidate: Candidate) -> float:
-        return self._prefills[candidate.target].line.seconds(self._seconds[candidate.target] + candidate.prefill_s)
+        """Seconds until the target has prefilled its queue and this candidate's tokens."""
+        before_s = self._prefills[candidate.target].wait_s + self._seconds[candidate.target]
+        return before_s + candidate.prefill_s + candidate.handover_s
 
     def _has_links(self, candidate: Candidate) -> bool:
         """True if the candidate's KV can be sent in this epoch."""
@@ -187,6 +194,9 @@ class _Bins:
         """True if the candidate's tokens can be prefilled in this epoch.
 
         A request that was queued has to be prefilled in any case: like an arrival, it needs no part of the boundary.
+        Before step times are known, nothing shows how much of it a prefill needs.
         """
+        if candidate.reason is Reason.ADMIT or not isfinite(candidate.prefill_s):
+            return True
         queued_s, boundary_s = self._seconds[candidate.target], self._prefills[candidate.target].boundary_s
-        return candidate.reason is Reason.ADMIT or queued_s <= 0 or queued_s + candidate.prefill_s <= boundary_s
+        return queued_s <= 0 or queued_s + candidate.prefill_s <= boundary_s

@@ -26,7 +26,7 @@ from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.prefix.copies import Donor, Fetch, TokenLink, best_fetch, longest
 from policies.prefix.queues import PrefillQueues
 from policies.prefix.reuse import Reuse
@@ -48,7 +48,7 @@ price, and the mean time to a first token does not.
 """
 
 UNKNOWN_SPEED = ReplicaSpeed(StepCosts(proportional(1 / 2000)))
-"""Step times before any are known."""
+"""Step times before any are known. They order replicas by the tokens that each has to compute, and price nothing."""
 UNKNOWN_LOAD = Line.of(100_000)
 """The time to load tokens from DRAM before it is known."""
 
@@ -112,8 +112,7 @@ class RoutingExperience:
         self.sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
 
     def take_profile(self, profile: Profile) -> None:
-        """Take a replica's own measurements: they count until step times are known from more than its start."""
-        self.speed = profile.speed
+        """Take a replica's own measurements."""
         if profile.staging_bytes_per_s and profile.token_bytes:
             self.load = Line.of(profile.staging_bytes_per_s / profile.token_bytes)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
 from simulator.world.batch import NEARLY, Batch

@@ -15,8 +15,8 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts
 from policies.decision.deciding import decide_pool, place, placing_order
 from policies.decision.disaggregation.roles import awaits_prefills
 from policies.decision.limits import LiveLimits, Terms
@@ -24,13 +24,13 @@ from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
 from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import SOLE_POOL, Bytes, ReplicaId, ReplicaState, RequestId, Tokens
-from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
+from policies.paths.prices import Profile
 from policies.plan import Close, Eviction, Move, MoveReport, Open, Path, Placement, Plan
 from policies.prefix.copies import Fetch
 from policies.rules.policy import Policy
 from simulator.caches.cache import SimulatedCache
-from simulator.costs.costs import Costs, MigrationCosts, PathChoice
+from simulator.costs.costs import Costs, PathChoice
 from simulator.costs.steps import StepTimes
 from simulator.workload.workload import Job, Succession
 from simulator.world.engine import Memory, SimulatedEngine
@@ -46,12 +46,6 @@ from simulator.world.setup import Setup
 
 EARLIEST_S = 0.1
 """Minimum seconds between an epoch and an early next one, as in the live scheduler."""
-
-SHORT, LONG = 128, 1024
-"""Tokens of the two prompts by which a replica measures its prefill at its start."""
-
-INSTANT_S = 1e-12
-"""Seconds per token of a prefill that takes no time; a line's slope is positive."""
 
 
 def simulate(jobs: Sequence[Job], policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> None:
@@ -275,7 +269,7 @@ class World:
         if state is ReplicaState.STARTING:
             self._starting.add(replica)
         if self._costs.migration:
-            self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
+            self._reports.profiles[replica] = Profile(node, "simulated", self._costs.migration.kv_bytes)
 
     def _status(self, replica: ReplicaId, state: ReplicaState, node: str) -> Status:
         capacity = self.replicas.engines[replica].capacity
@@ -474,7 +468,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         decode_rate=rate,
         per_node=setup.gpus_per_node,
         service=setup.service,
-        speed=speed_of(costs) if follows or setup.block_tokens or setup.auto_prefills else None,
+        speed=speed_of(costs) if follows else speed_of(costs) or _prefill_speed(setup, costs),
         routing=setup.routing,
         sizes=setup.sizes,
         copies=setup.copies and migration is not None,
@@ -493,11 +487,12 @@ def speed_of(costs: Costs) -> ReplicaSpeed | None:
     return ReplicaSpeed(compute.steps, 0.0, compute.chunk_tokens)
 
 
-def _profile(node: str, costs: MigrationCosts, times: StepTimes) -> Profile:
-    """The profile that a replica measures at its start."""
-    short_s, long_s = (times.alone(Tokens(prompt), Tokens(1))[0] for prompt in (SHORT, LONG))
-    prefill = Line.through(SHORT, short_s, LONG, long_s) if times.prefills else Line(short_s, INSTANT_S)
-    return Profile(node, "simulated", costs.kv_bytes, prefill)
+def _prefill_speed(setup: Setup, costs: Costs) -> ReplicaSpeed:
+    """The times of prefills where decoding has none; a prefill without time of its own takes one step of decoding."""
+    compute = costs.compute
+    if compute is None or not compute.prefill:
+        return ReplicaSpeed(StepCosts(((1, 1 / _rate(setup, costs)),)))
+    return ReplicaSpeed(compute.steps, 0.0, compute.chunk_tokens)
 
 
 def _rate(setup: Setup, costs: Costs) -> float:

@@ -13,7 +13,7 @@ from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.decision.observation import Status
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Role, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.prefix.names import Naming

@@ -15,12 +15,11 @@ from deployments.scheduler.pool_scheduler import PoolPorts
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
-from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode
 from policies.decision.placement import Place
 from policies.model import SOLE_POOL, ReplicaId, ReplicaLoad, ReplicaState, Role
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Path, Reason
 from simulator.command.replay import play
 from simulator.workload.recording import read_recording
@@ -40,7 +39,7 @@ from tests.virtual_time import now
 
 pytestmark = pytest.mark.virtual_time
 
-PROFILE = Profile("node", "cache", 1.0, Line.of(1000.0))
+PROFILE = Profile("node", "cache", 1.0)
 
 
 class PairFleet:

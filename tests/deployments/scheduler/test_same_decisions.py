@@ -38,7 +38,7 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
@@ -214,6 +214,8 @@ class ScriptedScheduler:
         self.core._epochs._recorder = self.kept
         memory = self.core._memory.pool(SOLE_POOL)
         memory.terms = replace(memory.terms, speed=speed)
+        if speed is not None:
+            memory.learned.follow_speed(speed)
 
     async def play(self, script: list[Look | Arrived | tuple[Plan, ...]]) -> None:
         """Live through the script; every decision is compared with the script's."""

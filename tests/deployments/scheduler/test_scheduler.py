@@ -27,7 +27,8 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cost.latencies import ERROR, ServiceTimes
-from policies.cost.lines import Line
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
 from policies.decision import slices
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Sizes
@@ -36,7 +37,7 @@ from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import Roster, status_of
 from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
 from policies.precedence import DEFAULT_CLASS
@@ -412,9 +413,10 @@ async def test_a_request_is_ordered_to_move(reference: str, target: str | None) 
 async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     asked: PathRequest, bytes_per_s: float, path: PathRequest
 ) -> None:
-    profile = Profile("n", "c", 4.0, Line.of(1e6), bytes_per_s)
+    profile = Profile("n", "c", 4.0, bytes_per_s)
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
+    scheduler.core._memory.pool(SOLE_POOL).learned.follow_speed(ReplicaSpeed(StepCosts(proportional(5e-4))))
     await scheduler.core.migrate(SOLE_POOL, "m1", "r", "b", asked)
     ((_, _, order, _, _),) = scheduler.fleet.asked
     assert order.path is path
@@ -751,7 +753,7 @@ async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int
 def three(roles: Mapping[ReplicaId, Role] | None = None, mode: Mode = Mode.ACT) -> Scheduler:
     """A scheduler of three replicas that can exchange KV."""
     config = SchedulerConfig(policy="best_fit", mode=mode, epoch_s=1.0, bounds=(3, 3))
-    profile = Profile("node", "cache", 1.0, Line.of(1000.0))
+    profile = Profile("node", "cache", 1.0)
     return Scheduler(Fleet(*(replace(make_report(name, 100), profile=profile) for name in "abc")), config, roles)
 
 
@@ -971,7 +973,7 @@ async def test_a_prefill_is_moved_on_in_an_early_epoch() -> None:
     config = SchedulerConfig(
         policy="best_fit", mode=Mode.ACT, epoch_s=2.0, bounds=(2, 2), prefill_replicas=1, moves_at_once=1
     )
-    profile = Profile("node", "cache", 1.0, Line.of(1000.0))
+    profile = Profile("node", "cache", 1.0)
     reports = [replace(make_report(name, free), profile=profile) for name, free in (("a", 200), ("b", 100))]
     scheduler = Scheduler(Fleet(*reports, move=make_record()), config)
     loop = asyncio.create_task(scheduler.core.run())

@@ -16,10 +16,12 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import RequestSpec
 from migration.run.source import Order
 from policies.cost.lines import Line
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.paths.beliefs import Priors, Profile
 from policies.paths.choice import Choice
 from policies.paths.estimates import Boundaries, Estimates
+from policies.paths.prices import Prices, Profile
 from policies.plan import Move, Reason
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.integration import faults
@@ -30,7 +32,8 @@ from tests.virtual_time import now
 pytestmark = pytest.mark.virtual_time
 A, B = ReplicaId("a"), ReplicaId("b")
 PROMPT = 200
-HOPEFUL = Priors(within_node=Line.of(1e9, 0.01), handover_s=0.01)
+HOPEFUL = Line.of(1e9, 0.01)
+"""A link of which the best is expected."""
 
 
 class Prefilling(FakeEngine):
@@ -70,11 +73,12 @@ def make(token_s: float = 0.0) -> Pair:
 
 
 def make_estimates(pair: Pair) -> Estimates:
-    """Estimates that hope for the best."""
-    estimates = Estimates(Boundaries(), 1.0, HOPEFUL)
+    """Estimates that hope for the best of links, and have the formula of the steps of b."""
+    estimates = Estimates(Boundaries(), 1.0, Prices(HOPEFUL))
+    estimates.follow(ReplicaSpeed(StepCosts(proportional(pair.b.engine.token_s))))  # type: ignore[attr-defined]
     for replica in (pair.a, pair.b):
         marks = replica.engine.fingerprint
-        estimates.profile(replica.id, Profile("node", marks.cache, marks.block_bytes / marks.block_size, Line.of(1e6)))
+        estimates.profile(replica.id, Profile("node", marks.cache, marks.block_bytes / marks.block_size))
     return estimates
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost.fit import LEAST_STEPS, StepFit, StepTotals, not_negative
+from policies.cost.fit import LEAST_PREFILLED, LEAST_STEPS, StepFit, StepTotals, not_negative
 from policies.cost.steps import PrefillChunk, StepCosts, proportional
 
 COSTS = StepCosts(proportional(1e-4), 0.02, 5e-5, 4e-7, 1e-9)
@@ -61,7 +61,8 @@ def test_noise_appears_in_the_error_and_hardly_in_the_formula() -> None:
 
 
 def test_there_is_no_fit_before_a_prediction_was_compared() -> None:
-    seen = [StepTotals().add(0.02, 1, 100, steps=int(LEAST_STEPS) + 1), StepTotals().add(0.02, 1, 101)]
+    prompt = [PrefillChunk(LEAST_PREFILLED, 0)]
+    seen = [StepTotals().add(0.02, 1, 100, prompt, steps=int(LEAST_STEPS) + 1), StepTotals().add(0.02, 1, 101)]
     fits = [fit_of(iter(seen[:count])).fitted for count in range(3)]
     assert fits[:2] == [None, None]
     assert fits[2] is not None and fits[2].observations == 1
@@ -74,11 +75,14 @@ def test_an_idle_epoch_is_no_observation(totals: StepTotals) -> None:
     assert idle.fitted == fit.fitted
 
 
-def test_decodes_alone_tell_nothing_about_prefills_and_fit_decodes() -> None:
-    decodes = (StepTotals().add(COSTS.step_s(b, 500 * b), b, 500 * b, steps=30) for b in (1, 5, 20, 50, 60, 30))
-    fitted = fit_of(decodes).fitted
+def test_decodes_alone_are_no_fit_since_they_show_no_price_of_a_prefill() -> None:
+    decodes = [StepTotals().add(COSTS.step_s(b, 500 * b), b, 500 * b, steps=30) for b in (1, 5, 20, 50, 60, 30)]
+    assert fit_of(iter(decodes)).fitted is None
+    prompt = [PrefillChunk(LEAST_PREFILLED, 0)]
+    fitted = fit_of(iter([*decodes, StepTotals().add(COSTS.step_s(0, 0, prompt), 0, 0, prompt)])).fitted
     assert fitted is not None
-    assert fitted.costs.step_s(40, 20_000) == pytest.approx(COSTS.step_s(40, 20_000), rel=1e-3)
+    for step in ((40, 20_000, []), (0, 0, prompt)):
+        assert fitted.costs.step_s(*step) == pytest.approx(COSTS.step_s(*step), rel=1e-2)
 
 
 def test_a_stall_does_not_move_the_fit() -> None:

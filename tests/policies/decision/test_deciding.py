@@ -303,7 +303,7 @@ def test_a_move_by_hand_is_under_way_until_it_is_reported() -> None:
     made = watcher()
     made.observe(observed("a: p40! | b: r15"))
     move = order_by_hand(made.memory, Move(R, B, A, Tokens(15), Reason.MANUAL, 0), 0.5)
-    assert move.path is Path.TOKENS and move.tokens_s is not None and move.kv_s is None
+    assert move.path is Path.TOKENS and (move.kv_s, move.tokens_s) == (None, None), "no step has been seen"
     assert not decide(made, observed("a: p40! | b: r15", 1.0, moves="r:b>a")).moves
     assert made.memory.cluster.replicas[B].held == 15
 

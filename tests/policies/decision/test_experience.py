@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from policies.cost.fit import StepTotals
-from policies.cost.steps import StepCosts, proportional
+from policies.cost.fit import LEAST_PREFILLED, StepTotals
+from policies.cost.steps import PrefillChunk, StepCosts, proportional
 from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, REMEMBERED, Experience, Lead
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
@@ -77,11 +77,16 @@ def test_old_moves_are_forgotten() -> None:
     assert lead.seconds == 2.5
 
 
+PROMPT = [PrefillChunk(LEAST_PREFILLED, 0)]
+
+
 def test_engine_steps_are_fitted_from_one_report_to_the_next() -> None:
     costs, totals = StepCosts(proportional(1e-4), 0.02), StepTotals()
     seen = []
     for now in range(9):
         totals = totals.add(costs.step_s(now + 1, 100), now + 1, 100, steps=30)
+        if now == 1:
+            totals = totals.add(costs.step_s(0, 0, PROMPT), 0, 0, PROMPT)
         drawn = observed("a: p10 | b: q10", float(now))
         a, b = drawn.loads
         seen.append(replace(drawn, loads=(replace(a, steps=totals), b)))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
 from policies.cost.job_times import MOST_BUSY
-from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import place
@@ -19,7 +18,7 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place
 from policies.model import Blocks, ReplicaId, RequestId, Role, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from tests.policies.decision.observed import Drawn, Watcher, observed
 
 SPEED = ReplicaSpeed(StepCosts(proportional(0.02), 0.02), chunk_tokens=50)
@@ -59,7 +58,7 @@ class Auto(Watcher):
         self.now = 0.0
         self.counts: list[int] = []
         for name in "abcd":
-            self.memory.learned.estimates.profile(ReplicaId(name), Profile("n", "cache", 1.0, Line.of(1000.0)))
+            self.memory.learned.estimates.profile(ReplicaId(name), Profile("n", "cache", 1.0))
 
     def live(self, seconds: float, rate: int, prompt: int = 10, drawn: str = DRAWN) -> list[Place]:
         """The placements of `rate` arrivals per second."""

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
-from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts
 from policies.decision.deciding import decide_pool, place
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Plan, Proposal, Reason
 from policies.rules.registry import POLICIES
 from tests.counts import scaled
@@ -25,7 +24,7 @@ from tests.policies.decision.observed import Drawn, Watcher, observed
 from tests.policies.decision.test_deciding import CROWD, NO_GROWTH, orders
 from tests.policies.settings import unhurried
 
-PROFILE = Profile("n", "c", 1.0, Line.of(1000.0))
+PROFILE = Profile("n", "c", 1.0)
 SPEED = ReplicaSpeed(StepCosts(((1, 0.02), (2, 0.021), (8, 0.03))))
 LIMITS = LiveLimits(Limits(), 0.0, 0.0, 60.0, 0.0)
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost.lines import Line
 from policies.decision.deciding import decide_pool
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter, Roster, status_of
 from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.prefix.change import CacheChange, Tier
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, observed
@@ -147,7 +146,7 @@ def test_changes_since_another_version_are_refused() -> None:
 
 
 def test_a_snapshot_has_the_profile_which_is_observed_once() -> None:
-    profile = Profile("n", "c", 4.0, Line.of(1e6), 1e6)
+    profile = Profile("n", "c", 4.0, 1e6)
     roster, reporter, a = Roster(), Reporter(profile), ReplicaId("a")
     first = reporter.report(one("a: p10"), None)
     assert first.profile is profile

@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.cost.lines import Line
 from policies.decision.deciding import decide_pool
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter
 from policies.model import SOLE_POOL, ReplicaId, ReplicaLoad, RequestId, Role
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Action, Move, MoveReport, Path
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.tree import HeldPrefix
@@ -197,7 +196,7 @@ def test_a_replica_that_came_in_a_failed_epoch_is_used_and_closed() -> None:
 def test_wherever_an_epoch_fails_prefill_replicas_take_arrivals_in_the_next(call: int) -> None:
     made = Watcher(PoolMemory(Terms("best_fit")))
     made.memory.learned.roles_by_hand.update({A: Role.PREFILL, B: Role.DECODE})
-    profile = Profile("n", "c", 1.0, Line.of(1e4))
+    profile = Profile("n", "c", 1.0)
     for replica in A, B:
         made.memory.learned.estimates.profile(replica, profile)
     made.decide(observed("a: p10 | b: q10"))
@@ -214,7 +213,7 @@ def test_wherever_an_epoch_fails_prefill_replicas_take_arrivals_in_the_next(call
 
 def test_what_was_learned_stays_and_replicas_that_are_gone_are_forgotten() -> None:
     made = watcher()
-    profile = Profile("n", "c", 1.0, Line.of(1e4))
+    profile = Profile("n", "c", 1.0)
     for replica in A, B:
         made.memory.learned.estimates.profile(replica, profile)
         for pair in (A, replica), (replica, A):
@@ -241,7 +240,7 @@ def test_prompts_of_requests_that_are_gone_are_forgotten() -> None:
 def test_a_restarted_roster_asks_for_snapshots_and_takes_what_is_under_way_without_its_cache() -> None:
     (load,) = observed("a: p10").loads
     cache = CacheChange({Tier.HBM: (1, 2)}, {}, whole=True)
-    profile = Profile("n", "c", 1.0, Line.of(1e4))
+    profile = Profile("n", "c", 1.0)
     made = Watcher(PoolMemory(Terms()))
     roster, reporter = made.roster, Reported(profile)
     roster.take(reporter.report(load, roster.version(A), cache))

@@ -6,21 +6,22 @@ import pytest
 
 from policies.cluster.capacity import spare_capacity
 from policies.cluster.changes import Arrival
-from policies.cost.lines import Line
-from policies.cost.service import ServiceLevel
+from policies.cost.service import ReplicaSpeed, ServiceLevel
+from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import match_prompt, place, preview
 from policies.decision.disaggregation.roles import awaits_prefills, set_role
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place, Queue
 from policies.model import ReplicaId, RequestId, Role, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import MoveReport, Path, Plan, Reason
 from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Watcher, observed
 
-PROFILE = Profile("n", "cache", 1.0, Line.of(1000.0))
+PROFILE = Profile("n", "cache", 1.0)
+SPEED = ReplicaSpeed(StepCosts(proportional(1e-3)))
 LIMITS, TERMS = Limits(), Terms()
 
 
@@ -261,6 +262,7 @@ def test_prefill_goes_by_kv_though_its_target_would_compute_it_sooner() -> None:
     made = watcher()
     for name in "ab":
         made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, staging_bytes_per_s=1.0))
+    made.memory.learned.follow_speed(SPEED)
     made.decide(observed("a: | b: p50"))
     (move,) = made.decide(observed("a: n10~ | b: p50", 1.0)).moves
     assert move.path is Path.KV and move.kv_s is not None and move.tokens_s is not None
@@ -507,6 +509,7 @@ def test_context_returns_where_its_continuation_is_likely() -> None:
     made = watcher(terms=Terms(returns=True))
     for name in "ab":  # 256 tokens take 13 ms on the link, and 128 ms of prefill.
         made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, token_bytes=50_000.0))
+    made.memory.learned.follow_speed(SPEED)
     made.decide(observed("a: | b: p50"))
     names = iter(range(1, 1000))
 

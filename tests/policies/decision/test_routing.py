@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
-from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import decide_pool, place
@@ -17,7 +16,7 @@ from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Move, MoveReport, Path, Reason
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Matched, Routing
@@ -51,7 +50,7 @@ def memory(
         tuple(Status(replica, ReplicaState.RUNNING, "node", CAPACITY, 10) for replica in loads),
         requests=tuple(requests),
         caches={replica: stored(*names) for replica, names in caches.items()},
-        profiles={r: Profile("node", kv if r == C else "cache", 1000.0, Line.of(100.0)) for r in loads},
+        profiles={r: Profile("node", kv if r == C else "cache", 1000.0) for r in loads},
     )
     decide_pool(made, report, 0.0)
     return made
@@ -174,8 +173,8 @@ def test_a_prefix_is_copied_to_where_there_is_room() -> None:
     assert isinstance(placed, Place) and placed.fetch is not None
     assert (placed.replica, placed.matched) == (C, Matched(Tokens(100), Tokens(100)))
     assert (placed.fetch.donor, placed.fetch.tokens) == (A, 100)
-    # By the prior of links within a node: 50 ms, and 100 kB at 1 GB/s. The prefill of 100 of 101 tokens is saved.
-    assert placed.fetch.copy_s == pytest.approx(0.0501) and placed.fetch.within_s == pytest.approx(1.0)
+    # By the first line of links: 20 ms, and 100 kB at 1 GB/s. The prefill of 100 of 101 tokens is saved.
+    assert placed.fetch.copy_s == pytest.approx(0.0201) and placed.fetch.within_s == pytest.approx(1.0)
     assert made.router.queues.wait_s(C, 0.0) < 0.05, "the copy is no prefill"
     again = place(made, arrival("again"), 0.0)
     assert isinstance(again, Place) and again.fetch is None, "the first one's promise"

@@ -7,10 +7,10 @@ from math import inf
 import pytest
 
 from policies.cluster.changes import Arrival
-from policies.cost.fit import StepTotals
+from policies.cost.fit import LEAST_PREFILLED, StepTotals
 from policies.cost.latencies import ERROR, WINDOW_S
 from policies.cost.service import ReplicaSpeed, ServiceLevel, strictest
-from policies.cost.steps import StepCosts, proportional
+from policies.cost.steps import PrefillChunk, StepCosts, proportional
 from policies.decision.deciding import place
 from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, scaling_report
 from policies.decision.level.service import STATES, service_report
@@ -120,7 +120,8 @@ def test_reports_of_steps_make_the_limit() -> None:
     made, totals = watcher(TWO, costs=None), StepTotals()
     for now in range(9):
         batch = now % 3 + 1
-        totals = totals.add(COSTS.step_s(batch, 0), batch, 0, steps=40)
+        prompt = [PrefillChunk(LEAST_PREFILLED, 0)] if now == 1 else []
+        totals = totals.add(COSTS.step_s(batch, 0, prompt), batch, 0, prompt, steps=40)
         drawn = observed("a: p10 q10 r10 | b: s10", float(now))
         a, b = drawn.loads
         made.decide(replace(drawn, loads=(replace(a, steps=totals, step_tokens=64), b)))

@@ -7,14 +7,13 @@ import pytest
 
 from deployments.scheduler.recorder import FileRecorder
 from policies.cluster.changes import Arrival
-from policies.cost.lines import Line
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.disaggregation.roles import set_role
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.observation import Observation, Pool, PoolReport
 from policies.decision.recording import Epoch, ModeOrdered, PlacedCall, RoleOrdered
 from policies.model import SOLE_POOL, ReplicaId, RequestId, Role, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.plan import Plan
 from policies.prefix.change import CacheChange, Tier
 from simulator.__main__ import DIFFERENT, main
@@ -55,7 +54,7 @@ def test_an_operators_role_is_recorded_and_decided_again(tmp_path: Path) -> None
     terms = Terms("best_fit", LiveLimits(Limits(), 0.0, 0.0, 60.0, 0.0))
     memory, recorder = SchedulerMemory(terms), FileRecorder(tmp_path / "epochs.jsonl", terms)
     watcher = Watcher(memory.pool(SOLE_POOL), least=2)
-    profile = Profile("n", "cache", 1.0, Line.of(1000.0))
+    profile = Profile("n", "cache", 1.0)
     orders: tuple[RoleOrdered, ...] = ()
     for now, moves in enumerate((0, 1, 0)):
         seen = watcher.report(observed("a: p40~ | b:", float(now)))

@@ -7,13 +7,12 @@ import pytest
 from deployments.scheduler.recorder import FileRecorder
 from policies.cluster.changes import Arrival
 from policies.cost.fit import StepTotals
-from policies.cost.lines import Line
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation, Pool, PoolReport, Resident, Status
 from policies.decision.recording import Epoch, PlacedCall
 from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.paths.beliefs import Profile
+from policies.paths.prices import Profile
 from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from simulator.errors import BadInput
 from simulator.workload.recording import is_recording, read_traffic
@@ -38,7 +37,7 @@ def reports() -> list[PoolReport]:
         totals.append(totals[-1].add(0.01 + 0.001 * decodes, decodes, 0.0, steps=30))
     made = [
         PoolReport(Pool(SOLE_POOL), (status(ReplicaState.STARTING, totals[0]),)),
-        PoolReport(Pool(SOLE_POOL), profiles={A: Profile("node", "c", 256.0, Line(0.0, 1e-3))}),
+        PoolReport(Pool(SOLE_POOL), profiles={A: Profile("node", "c", 256.0)}),
         *(PoolReport(Pool(SOLE_POOL), (status(ReplicaState.RUNNING, total),)) for total in totals[1:]),
     ]
     made[4] = PoolReport(Pool(SOLE_POOL), made[4].replicas, requests=(resident(OLD, 70), resident(NEW, 110)))
