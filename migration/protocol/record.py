@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyAccount:
-    """What a copy session has sent, whatever its reason: the part that all records of copies have in common.
+    """The work of a copy session, for any reason: the part that the records of moves and of copies have in common.
 
     `present` is the number of blocks that the target had before, `blocks` and `bytes` (headers included) count what was
     sent, in `copy_s` seconds, failed copies included.

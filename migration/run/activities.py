@@ -12,7 +12,7 @@ Event = TypeVar("Event")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ActivityFailure:
     """The reason of an activity's end without success. One of `copying` blocks need not be one of the whole session."""
 
     cause: Cause
@@ -33,7 +33,7 @@ class Activities(Generic[Event]):
     """
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[tuple[int, Event, Failure | None]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event, ActivityFailure | None]] = asyncio.Queue()
         self._number = 0
         self._running: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -43,12 +43,12 @@ class Activities(Generic[Event]):
         """Something happened in the world."""
         self._events.put_nowait((0, event, None))
 
-    def start(self, activity: Callable[[], Awaitable[tuple[Event, Failure | None]]]) -> None:
+    def start(self, activity: Callable[[], Awaitable[tuple[Event, ActivityFailure | None]]]) -> None:
         """Run an activity in place of the former one. Its result is its event, and the reason if it failed."""
         self.stop()
         self._running = asyncio.create_task(self._run(self._number, activity))
 
-    async def _run(self, number: int, activity: Callable[[], Awaitable[tuple[Event, Failure | None]]]) -> None:
+    async def _run(self, number: int, activity: Callable[[], Awaitable[tuple[Event, ActivityFailure | None]]]) -> None:
         self._events.put_nowait((number, *await activity()))
 
     def stop(self) -> None:
@@ -65,7 +65,7 @@ class Activities(Generic[Event]):
         if self._ending:
             await asyncio.wait(self._ending)
 
-    async def next_event(self) -> tuple[Event, Failure | None]:
+    async def next_event(self) -> tuple[Event, ActivityFailure | None]:
         """Wait for the next event that counts."""
         while True:
             number, event, failure = await self._events.get()

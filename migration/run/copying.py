@@ -37,8 +37,8 @@ class CopySession:
     """The blocks of one context on their way.
 
     Each round carries the output tokens since the previous one. `confirmed` is the number of tokens that the target has
-    confirmed: those of a failed round may not have arrived. `progress` is what the target has of the blocks, and `held`
-    the tail that it holds.
+    confirmed: those of a failed round may not have arrived. `progress` counts the blocks that the target has, and
+    `held` is the tail that it holds.
     """
 
     def __init__(self, id: str, key: str, peer: Peer, world: MigrationWorld) -> None:
@@ -64,7 +64,7 @@ class CopySession:
 
     @property
     def account(self) -> CopyAccount:
-        """What has been sent by now."""
+        """The blocks, bytes and seconds by now."""
         sent = Bytes(0) if self._carrier is None else self._carrier.sent
         progress = self.progress
         return CopyAccount(present=progress.present, blocks=progress.sent, bytes=sent, copy_s=self._seconds)

@@ -17,7 +17,7 @@ from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables import donor
 from migration.protocol.tables.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
-from migration.run.activities import Activities, Failure
+from migration.run.activities import Activities, ActivityFailure
 from migration.run.copying import CopySession
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
@@ -107,7 +107,7 @@ class DonorRun:
             await self._activities.stopped()
         return self.record
 
-    async def _feed(self, event: DonorEvent, failure: Failure | None = None) -> None:
+    async def _feed(self, event: DonorEvent, failure: ActivityFailure | None = None) -> None:
         commands = self._session.feed(event)
         self._activities.stop()
         if failure is None and self._session.state is DonorState.ABORTED:
@@ -137,19 +137,19 @@ class DonorRun:
 
     async def _supervise(
         self, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
-    ) -> tuple[DonorEvent, Failure | None]:
+    ) -> tuple[DonorEvent, ActivityFailure | None]:
         """Run an activity, and turn however it ends into an event."""
         try:
             async with asyncio.timeout(limit):
                 return await activity(), None
         except TimeoutError:
-            return DonorEvent.TIMEOUT, Failure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
+            return DonorEvent.TIMEOUT, ActivityFailure(Cause.NO_ANSWER, f"no answer within {limit:.3g} s")
         except PeerLost as error:
-            return DonorEvent.TARGET_LOST, Failure.of(error)
+            return DonorEvent.TARGET_LOST, ActivityFailure.of(error)
         except Refused as error:
-            return DonorEvent.TARGET_REFUSED if activity == self._prepare else failed, Failure.of(error)
+            return DonorEvent.TARGET_REFUSED if activity == self._prepare else failed, ActivityFailure.of(error)
         except Exception as error:
-            return failed, Failure.of(error)
+            return failed, ActivityFailure.of(error)
 
     async def _take_hold(self) -> DonorEvent:
         order = self._order
@@ -171,8 +171,8 @@ class DonorRun:
 
 _OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.ABORTED}
 _FAILURES = {
-    DonorEvent.HOLD_FAILED: Failure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
-    DonorEvent.EXPIRED: Failure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
-    DonorEvent.TARGET_LOST: Failure(Cause.PEER_LOST, "the target died or is stopping"),
+    DonorEvent.HOLD_FAILED: ActivityFailure(Cause.BLOCKS_GONE, "the replica has no block of this prefix"),
+    DonorEvent.EXPIRED: ActivityFailure(Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
+    DonorEvent.TARGET_LOST: ActivityFailure(Cause.PEER_LOST, "the target died or is stopping"),
 }
 """The reasons of events that are a copy's end by themselves."""

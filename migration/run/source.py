@@ -22,7 +22,7 @@ from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from migration.protocol.rounds import final_range, full_blocks, tail_blocks, worth_another_round
 from migration.protocol.tables import source
 from migration.protocol.tables.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
-from migration.run.activities import Activities, Failure
+from migration.run.activities import Activities, ActivityFailure
 from migration.run.copying import CopySession
 from migration.run.times import Times
 from migration.run.world import MigrationWorld
@@ -236,7 +236,7 @@ class SourceRun:
 
     async def _supervise(
         self, activity: Callable[[], Awaitable[SourceEvent]], limit: float
-    ) -> tuple[SourceEvent, Failure | None]:
+    ) -> tuple[SourceEvent, ActivityFailure | None]:
         """Run an activity, and turn however it ends into an event."""
         waiting = activity in (self._await_blocks, self._await_token)
         copying = activity in (self._await_blocks, self._copy_filled, self._copy_round, self._copy_final)
@@ -244,24 +244,24 @@ class SourceRun:
             return await self._limited(activity, limit), None
         except TimeoutError:
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
-            return SourceEvent.TIMEOUT, Failure(cause, f"no answer within {limit:.3g} s", copying)
+            return SourceEvent.TIMEOUT, ActivityFailure(cause, f"no answer within {limit:.3g} s", copying)
         except _Unmoved as error:
             text = f"the prefill did not go on within {limit:.3g} s"
             event = SourceEvent.TIMEOUT if error.begun else SourceEvent.UNBEGUN
-            return event, Failure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
+            return event, ActivityFailure(Cause.PREFILL_TIMEOUT, text, copying and error.begun)
         except RequestGone:
             return SourceEvent.FINISHED, None
         except BlocksGone as error:
             # Of this source's blocks, if it was copying; else a peer's own affair.
             event = SourceEvent.PREEMPTED if copying else SourceEvent.TARGET_LOST
             # A prefill that begins anew changes nothing: its blocks will be copied.
-            return event, None if activity == self._copy_filled else Failure.of(error, copying)
+            return event, None if activity == self._copy_filled else ActivityFailure.of(error, copying)
         except PeerLost as error:
-            return SourceEvent.TARGET_LOST, Failure.of(error)
+            return SourceEvent.TARGET_LOST, ActivityFailure.of(error)
         except Refused as error:
-            return self._refusal(activity), Failure.of(error, copying and not waiting)
+            return self._refusal(activity), ActivityFailure.of(error, copying and not waiting)
         except Exception as error:
-            return SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST, Failure.of(error, copying)
+            return SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST, ActivityFailure.of(error, copying)
 
     async def _limited(self, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> SourceEvent:
         try:
@@ -281,7 +281,7 @@ class SourceRun:
         adopting = activity in (self._adopt_kv, self._adopt_tokens)
         return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
 
-    def _explain(self, failure: Failure) -> None:
+    def _explain(self, failure: ActivityFailure) -> None:
         """A failed copy is the reason of another path; anything else is the migration's error."""
         self._cause = failure.cause
         if failure.copying:
@@ -319,7 +319,7 @@ class SourceRun:
         if self._hosted().decodes:
             return SourceEvent.ACCEPTED_KV
         if computed is None and self._order.reason is not Reason.DISAGGREGATE:
-            self._explain(Failure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
+            self._explain(ActivityFailure(Cause.BLOCKS_GONE, "the request holds no blocks yet", copying=True))
             return SourceEvent.ACCEPTED_TOKENS
         return SourceEvent.ACCEPTED_EARLY
 
