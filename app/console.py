@@ -8,7 +8,8 @@ nobody. All lines go to a file, and to the terminal these:
 - Mell's own lines: the progress of the start, and once it is ready all of them,
 - whatever the command itself writes in no known form.
 
-After a request to end, only Mell's own errors and warnings are left.
+After a request to end, only Mell's own errors and warnings are left. Serve's verdict that the application cannot start
+is noticed, since `serve run` would wait for ever.
 """
 
 import re
@@ -33,6 +34,9 @@ _TOKEN = "Token authentication is enabled"
 _READY = "Mell is ready"
 _PROGRESS = re.compile(rf"{_READY}|\d+ of \d+ engines? runs?")
 """Mell's lines about the progress of the start."""
+
+_FAILED = re.compile(r"Failed to update the deployments|Deploying app '.*' failed")
+"""The errors of Serve's controller that end the start of an application."""
 
 LAST_ADDRESS = "  live page  "
 """The beginning of the last line of Mell's addresses. The address of Ray's dashboard, which only Ray knows, follows."""
@@ -67,6 +71,8 @@ class Console:
 
     def __init__(self) -> None:
         self.is_ready = False
+        self.has_failed = False
+        """True once Serve has given the application up before it was ready."""
         self.ends = False
         """Set by the owner, once an end is requested."""
         self._dashboard = ""
@@ -98,6 +104,8 @@ class Console:
             shown = severity > _Severity.NOTE or progress or (ours and self.is_ready)
         shown = shown and _NOISE.search(text) is None
         self._begin(sender, severity, shown)
+        if severity is _Severity.ERROR and not self.is_ready and line["component"] == "controller":
+            self.has_failed |= _FAILED.match(text) is not None
         if shown:
             self.is_ready |= progress and text.startswith(_READY)
             level = "" if severity is _Severity.NOTE else f"{line['level']} "

@@ -6,6 +6,8 @@ SIGTERM, SIGINT and SIGHUP drain the application: nothing new is taken, streams 
 that was started ends. A second one ends it at once, and so does the death of this process, of the command or of the
 keeper between them (`deployments.processes.keeper`), by whatever cause.
 
+An application that cannot start ends the command, with status 1: `serve run` itself would wait for ever.
+
 On a cluster that was there before (`ray start`, RAY_ADDRESS), the application outlives this command, unless that is
 ended by SIGINT (Ctrl-C), which takes it down.
 
@@ -21,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO
@@ -52,6 +54,11 @@ _KEPT = 9
 _MAX_BYTES = 64 << 20
 """The size of a file after which another one is begun; one earlier one is kept."""
 
+_ERRORS_S = 1.0
+"""The time for the lines that follow the error that ends a start."""
+
+_STOPPING = "stopping: running answers have time to end; a second signal stops at once"
+
 _TAIL = 30
 """The number of last hidden lines that are shown after an end that nobody requested."""
 
@@ -68,12 +75,17 @@ def main() -> None:
 
 
 def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
-    """Run the command until all its descendants have ended. Returns its exit status.
+    """Run the command until all its descendants have ended. Returns its exit status, or 1 if Serve gave its start up.
 
     Meanwhile, signals are forwarded to its keeper, and orphans become this process's children.
     """
     adopt_orphans()
-    output = CommandOutput(_folder())
+
+    def give_up() -> None:
+        output.end("the application could not start; the first error above is the reason")
+        keeper.send_signal(signal.SIGTERM)
+
+    output = CommandOutput(_folder(), threading.Timer(_ERRORS_S, give_up).start)
     read_end, write_end = os.pipe()
     # Ray would hold lines that it takes for repetitions back for seconds.
     keeper = keep(command, drain_s, IDLE | os.environ | {"RAY_DEDUP_LOGS": "0"}, write_end)
@@ -93,7 +105,7 @@ def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
     end_descendants()
     reader.join()  # the processes that wrote have ended
     output.close(exit_status(status))
-    return exit_status(status)
+    return 1 if output.has_failed else exit_status(status)
 
 
 def _folder() -> Path:
@@ -107,9 +119,12 @@ def _folder() -> Path:
 
 
 class CommandOutput:
-    """The lines of the command and its cluster: all in a file, the chosen ones on the terminal."""
+    """The lines of the command and its cluster: all in a file, the chosen ones on the terminal.
 
-    def __init__(self, folder: Path) -> None:
+    `on_failure` is called once Serve has given up the start of the application.
+    """
+
+    def __init__(self, folder: Path, on_failure: Callable[[], None]) -> None:
         """Raises OSError if there can be no file in the folder."""
         for old in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
             old.unlink(missing_ok=True)
@@ -118,6 +133,8 @@ class CommandOutput:
         self._console = Console()
         self._hidden: deque[str] = deque(maxlen=_TAIL)
         self._is_open = True
+        self._on_failure = on_failure
+        self.has_failed = False
         self._show(f"starting; all output goes to {self.path}")
 
     def read(self, lines: IO[str]) -> None:
@@ -130,12 +147,15 @@ class CommandOutput:
                     self._show(each)
                 if not chosen:
                     self._hidden.append(line)
+                if self._console.has_failed and not self.has_failed:
+                    self.has_failed = True
+                    self._on_failure()
 
-    def end(self) -> None:
-        """Called when an end is requested."""
+    def end(self, why: str = _STOPPING) -> None:
+        """Called when an end is requested, with the line to show."""
         if not self._console.ends:
             self._console.ends = True
-            self._show("stopping: running answers have time to end; a second signal stops at once")
+            self._show(why)
 
     def close(self, status: int) -> None:
         """Show how it ended, with the last lines if nobody requested it."""

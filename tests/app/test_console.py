@@ -112,3 +112,19 @@ def test_after_a_request_to_end_only_mells_warnings_are_left() -> None:
     console.ends = True
     rest = [line for lines in ERRORS for line in lines]
     assert shown([*READY, *rest, MOVED, WARNING], console) == ["12:38:38 WARNING Engine g99h16co: the guard ended"]
+
+
+FAILED = f"{CONTROLLER}ERROR {TIME} controller 429 -- Failed to update the deployments ['Ingress']."
+
+
+def test_serves_verdict_counts_before_the_application_is_ready() -> None:
+    before, after = Console(), Console()
+    shown([FAILED], before)
+    shown([*READY, FAILED], after)
+    assert (before.has_failed, after.has_failed) == (True, False)
+
+
+def test_errors_of_a_replica_that_is_tried_again_are_no_verdict() -> None:
+    console = Console()
+    shown([f"{INGRESS}ERROR {TIME} mell_Ingress z -- Failed to update the deployments", *NOISE], console)
+    assert not console.has_failed

@@ -80,9 +80,46 @@ def test_intervals_that_are_set_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert {name: seen[name] for name in serve.IDLE} == serve.IDLE | {"REPORTER_UPDATE_INTERVAL_MS": "1"}
 
 
+FAILURES = ["Failed to update the deployments ['Ingress'].", "Deploying app 'mell' failed with exception:"]
+"""What Serve's controller logs of an application that cannot start."""
+
+
+@pytest.mark.parametrize("line", FAILURES)
+def test_an_application_that_cannot_start_ends_the_command(line: str, tmp_path: Path) -> None:
+    """`serve run` goes on."""
+    sender = "(ServeController pid=4)"
+    lines = [f"{sender} ERROR 2026-11-27 12:38:38,575 controller 4 -- {line}", f"{sender}   the cause"]
+    goes_on = f"import time; print(*{lines!r}, sep=chr(10), flush=True); time.sleep(600)"
+    started = subprocess.run(
+        [
+            *[sys.executable, "-c"],
+            f"import sys; from app.serve import run_kept; sys.exit(run_kept([{sys.executable!r}, '-c', {goes_on!r}]))",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "MELL_CACHE": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert started.returncode == 1
+    shown = started.stdout.splitlines()
+    assert shown[1].endswith(line) and shown[2:] == [
+        "  the cause",
+        "mell: the application could not start; the first error above is the reason",
+        "mell: stopped",
+    ]
+
+
+def test_ray_serve_writes_these_lines() -> None:
+    source = (Path(ray.__file__).parent / "serve/_private/application_state.py").read_text()
+    assert all(
+        line.replace("['Ingress'].", "").replace("'mell'", "'{self._name}'").rstrip() in source for line in FAILURES
+    )
+
+
 @pytest.fixture
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> serve.CommandOutput:
-    return serve.CommandOutput(tmp_path)
+    return serve.CommandOutput(tmp_path, lambda: None)
 
 
 def read(output: serve.CommandOutput, *lines: str) -> None:
@@ -141,7 +178,7 @@ def test_the_files_of_the_last_starts_are_kept(tmp_path: Path, monkeypatch: pyte
     for number in range(12):
         (tmp_path / f"serve-{number}.log").touch()
         os.utime(tmp_path / f"serve-{number}.log", (number, number))
-    kept = serve.CommandOutput(tmp_path)
+    kept = serve.CommandOutput(tmp_path, lambda: None)
     kept.close(0)
     assert {path.name for path in tmp_path.iterdir()} == {kept.path.name, *(f"serve-{n}.log" for n in range(3, 12))}
 
