@@ -494,7 +494,9 @@ class Utility:
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         answer = await self._take("copy_prefix", (order, to))
         outcome = CopyOutcome.ABORTED if isinstance(answer, str) else CopyOutcome.DONE
-        return CopyRecord(order.id, self._replica, to, order.reason, "", outcome, error=answer, held=Blocks(3))
+        return CopyRecord(
+            order.id, self._replica, to, order.reason, "", outcome, error=answer, held=Blocks(3), blocks=Blocks(3)
+        )
 
     async def reset_prefix_cache(self) -> str | None:
         return await self._take("reset_prefix_cache")

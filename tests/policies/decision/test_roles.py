@@ -507,8 +507,8 @@ def test_replica_keeps_room_for_a_prompt_that_it_has_yet_to_compute() -> None:
 
 def test_context_returns_where_its_continuation_is_likely() -> None:
     made = watcher(terms=Terms(returns=True))
-    for name in "ab":  # 256 tokens take 13 ms on the link, and 128 ms of prefill.
-        made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, token_bytes=50_000.0))
+    for name in "ab":  # 256 tokens take 26 ms on the link, and 256 ms of prefill.
+        made.memory.learned.estimates.profile(ReplicaId(name), replace(PROFILE, token_bytes=100_000.0))
     made.memory.learned.follow_speed(SPEED)
     made.decide(observed("a: | b: p50"))
     names = iter(range(1, 1000))

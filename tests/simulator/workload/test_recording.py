@@ -8,6 +8,7 @@ from deployments.scheduler.recorder import FileRecorder
 from policies.cluster.changes import Arrival
 from policies.cost.fit import StepTotals
 from policies.cost.service import ServiceLevel
+from policies.cost.steps import PrefillChunk
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation, Pool, PoolReport, Resident, Status
 from policies.decision.recording import Epoch, PlacedCall
@@ -31,10 +32,11 @@ def resident(request: RequestId, tokens: int) -> Resident:
 
 
 def reports() -> list[PoolReport]:
-    """An epoch per second. Steps take 10 ms and 1 ms per request."""
+    """An epoch per second. Steps take 10 ms, 1 ms per request, and 1 ms per ten tokens of the prefill in every third."""
     totals = [StepTotals()]
     for decodes in range(1, 40):
-        totals.append(totals[-1].add(0.01 + 0.001 * decodes, decodes, 0.0, steps=30))
+        chunks = [PrefillChunk(Tokens(10), Tokens(0))] if decodes % 3 == 0 else []
+        totals.append(totals[-1].add(0.01 + 0.001 * (decodes + len(chunks)), decodes, 0.0, chunks, steps=30))
     made = [
         PoolReport(Pool(SOLE_POOL), (status(ReplicaState.STARTING, totals[0]),)),
         PoolReport(Pool(SOLE_POOL), profiles={A: Profile("node", "c", 256.0)}),
