@@ -32,7 +32,7 @@ def resident(request: RequestId, tokens: int) -> Resident:
 
 
 def reports() -> list[PoolReport]:
-    """An epoch per second. Steps take 10 ms, 1 ms per request, and 1 ms per ten tokens of the prefill in every third."""
+    """An epoch per second. Steps take 10 ms, 1 ms per request, and 1 ms for ten prefilled tokens in every third."""
     totals = [StepTotals()]
     for decodes in range(1, 40):
         chunks = [PrefillChunk(Tokens(10), Tokens(0))] if decodes % 3 == 0 else []
