@@ -9,14 +9,16 @@ from tests.style.sources import modules, read
 
 FIELDS = {field.name for kind in (Replica, Request) for field in fields(kind)}
 WRITER = "policies/cluster/cluster.py"
+OTHERS = {"self", "self.routing", "learned", "node"}
+"""Objects of other types that have fields of the same names."""
 
 
 def written(source: str) -> Iterator[str]:
-    """The attributes with names of such fields that a source sets on other objects than `self`."""
+    """The attributes with names of such fields that a source sets on other objects than `OTHERS`."""
     for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in FIELDS):
             continue
-        if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+        if ast.unparse(node.value) not in OTHERS:
             yield ast.unparse(node)
 
 
