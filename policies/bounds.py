@@ -89,7 +89,7 @@ def least_replicas(cluster: Cluster) -> int | None:
     The replicas have the largest capacity, that of a new one or the present one of any other. A request that exceeds
     it counts as a whole replica.
     """
-    if cluster.prompts is None:
+    if not cluster.prompts.block_tokens:
         return None
     capacity = max((cluster.capacity, *(replica.capacity for replica in cluster.replicas.values())))
     held = [

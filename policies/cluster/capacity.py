@@ -5,8 +5,9 @@ from math import inf
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
+from policies.cluster.sizes import distinct_tokens
 from policies.cost.service import SpeedLimit
-from policies.model import UP, Role
+from policies.model import UP, ReplicaState, Role
 
 
 def total_demand(cluster: Cluster) -> int:
@@ -35,7 +36,7 @@ def spare_capacity(cluster: Cluster) -> int:
 def _waiting_demand(cluster: Cluster, speed: SpeedLimit | None, queue_share: float) -> int:
     """The demand of the waiting requests in tokens."""
     if speed is None:
-        return cluster.distinct(cluster.waiting.values())
+        return distinct_tokens(cluster, cluster.waiting.values())
     shares = ((request.tokens, speed.share(1, request.tokens)) for request in cluster.waiting.values())
     tokens = sum(max(tokens, round(cluster.capacity * share)) for tokens, share in shares)
     return round(queue_share * tokens)
@@ -90,5 +91,26 @@ def close_idle(cluster: Cluster, now: float, linger_s: float) -> None:
     for replica in reversed(cluster.running()):
         idle_since = replica.idle_since
         is_over = idle_since is not None and now - idle_since >= linger_s
-        if is_over and not cluster.is_starting() and replica.capacity <= closable(cluster):
-            cluster.close(replica)
+        if is_over and not is_starting(cluster) and replica.capacity <= closable(cluster):
+            cluster.decisions.close(replica)
+
+
+def queued_tokens(cluster: Cluster) -> int:
+    """The sum of the waiting requests' sizes, in tokens."""
+    return sum(request.tokens for request in cluster.waiting.values())
+
+
+def is_starting(cluster: Cluster) -> bool:
+    """True while a replica is starting. A replica emptied or closed now would soon be opened again."""
+    opened = cluster.decisions.opened.values()
+    return cluster.conditions.awaits_start or any(replica.state is not ReplicaState.RUNNING for replica in opened)
+
+
+def overloaded(cluster: Cluster) -> list[Replica]:
+    """Replicas whose requests exceed their capacity, oldest first."""
+    return [replica for replica in cluster.replicas.values() if replica.overload > 0]
+
+
+def strained(cluster: Cluster) -> list[Replica]:
+    """Replicas that will be overloaded by the time a move decided now is over, oldest first."""
+    return [replica for replica in cluster.replicas.values() if replica.strain > 0]

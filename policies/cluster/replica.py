@@ -1,6 +1,6 @@
 """Requests and replicas, the mutable entries of a `Cluster`.
 
-`Cluster` owns these objects and is their only writer; policies read them.
+`Cluster` is the only writer of their fields; policies and `Decisions` read them.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ class Request:
     from its class (`policies.precedence`).
 
     `replica` is the request's location by the decisions so far, None while it waits. `source` is set while a move from
-    an earlier epoch is under way: until its end the request holds blocks there, too. `adapter` is its LoRA adapter;
+    an earlier epoch is under way: until its end the request holds blocks there, too. `leaves` is set if it moves by the
+    decisions so far, and moves take time: it will be the `source`. `adapter` is its LoRA adapter;
     None: the model alone. `prompt` are the blocks that it may share with others (`policies.prefix.sharing`); None: it
     shares none.
     """
@@ -30,6 +31,7 @@ class Request:
     ceiling: float
     replica: "Replica | None" = None
     source: "Replica | None" = None
+    leaves: "Replica | None" = None
     adapter: AdapterId | None = None
     prompt: ActivePrompt | None = None
     pinned: bool = False
@@ -41,6 +43,11 @@ class Request:
     def place_in_line(self) -> tuple[float, int]:
         """A sort key: the first of the waiting requests to be served has the lowest one."""
         return self.turn, self.order
+
+    @property
+    def places(self) -> "list[Replica]":
+        """The replicas on which the request uses blocks."""
+        return [place for place in (self.replica, self.source, self.leaves) if place is not None]
 
     @property
     def movable(self) -> bool:

@@ -1,9 +1,13 @@
-"""A request's size on each replica, where the blocks that it shares with the requests there count once."""
+"""A request's size on each replica, where the blocks that it shares with the requests there count once.
+
+`Cluster.prompts` (`policies.prefix.sharing`) has the blocks that requests share.
+"""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from policies.cluster.replica import Replica
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
 from policies.model import ReplicaId
 from policies.prefix.sharing import ActivePrompt
 
@@ -43,6 +47,29 @@ class Size:
             if len(node.users) > known:
                 known = len(node.users)
                 yield node.blocks * self.block_tokens, node.users
+
+
+def size_of(cluster: Cluster, request: Request) -> Size:
+    """The request's size on every replica: on its own one, that which its departure frees.
+
+    Its blocks on a replica that it is leaving are no reason to go back there.
+    """
+    if request.prompt is None:
+        return Size(request.tokens)
+    own = tuple(replica.id for replica in request.places)
+    return Size(request.tokens, request.prompt, cluster.prompts.block_tokens, own)
+
+
+def size_on(cluster: Cluster, request: Request, replica: Replica) -> int:
+    """The tokens that the request adds to a replica, or has added to its own: see `size_of`."""
+    return request.tokens if request.prompt is None else size_of(cluster, request).on(replica)
+
+
+def distinct_tokens(cluster: Cluster, requests: Iterable[Request]) -> int:
+    """The distinct tokens of requests, if all of them were on one replica."""
+    if not cluster.prompts.block_tokens:
+        return sum(request.tokens for request in requests)
+    return cluster.prompts.distinct((request.tokens, request.prompt) for request in requests)
 
 
 def choose(replicas: Iterable[Replica], size: Size, widest: bool) -> Replica | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
-from policies.cluster.capacity import total_demand_at
+from policies.cluster.capacity import queued_tokens, total_demand_at
 from policies.cluster.conditions import EpochConditions
 from policies.cost.service import SpeedLimit
 from policies.decision.level.service import speed_limit
@@ -30,7 +30,7 @@ def level_bounds(memory: PoolMemory, now: float) -> LevelBounds:
     speed, cluster = speed_limit(memory, now), memory.cluster
     if speed is None:
         return LevelBounds(None, cluster.conditions.queue_share)
-    return LevelBounds(speed, memory.learned.experience.queue_share(cluster.queued(), speed.wait_s, now))
+    return LevelBounds(speed, memory.learned.experience.queue_share(queued_tokens(cluster), speed.wait_s, now))
 
 
 def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: float) -> None:

@@ -25,11 +25,13 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import NamedTuple
 
-from policies.cluster.capacity import close_idle, needed_replicas, spare_capacity
+from policies.cluster.capacity import close_idle, is_starting, needed_replicas, spare_capacity
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
+from policies.cluster.decisions import Trace
 from policies.cluster.replica import Replica, Request
-from policies.cluster.trail import Trace
+from policies.cluster.search import fits
+from policies.cluster.sizes import size_on
 from policies.decision.conditions import epoch_conditions, learn_demand, level_bounds
 from policies.decision.disaggregation.prefills import is_handed_over
 from policies.decision.disaggregation.roles import (
@@ -125,7 +127,7 @@ def _decide_pool(
         memory.learned.follow_speed(speed)
     bounds = level_bounds(memory, now)
     learn_demand(memory, bounds, limits, now)
-    cluster.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
+    cluster.decisions.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
     proposed = None
     if terms.mode is Mode.OBSERVE:
         proposed = _propose(memory, changes, limits, now)
@@ -193,7 +195,7 @@ def place(
     else:
         memory.locations.add_order(then, now)
         cluster.locate(request, cluster.replicas[then.target], replica)
-        cluster.spend_move()
+        cluster.decisions.spend_move()
         if cooldown_s := memory.terms.limits.limits.cooldown_s:
             cluster.rest(request.id, now + cooldown_s)
     cluster.pin(request)
@@ -228,7 +230,7 @@ def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Coll
     listed = [replica for replica in cluster.running() if replica.id not in barred]
     scores = router.scores_of(listed, arrival.tokens, held, now)
     replicas = tuple(
-        MatchedReplica(score, replica.id not in unsuited and cluster.fits(request, replica), replica.id in favoured)
+        MatchedReplica(score, replica.id not in unsuited and fits(cluster, request, replica), replica.id in favoured)
         for replica, score in zip(listed, scores, strict=True)
     )
     return PromptMatch(arrival.tokens, router.block_tokens, routed, replicas)
@@ -246,7 +248,7 @@ def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queu
         return Place(chosen.id)
     others = [replica for replica in cluster.running() if replica.id not in barred]
     if chosen is not None:
-        others = [replica for replica in others if not cluster.fits(request, replica)] or [chosen]
+        others = [replica for replica in others if not fits(cluster, request, replica)] or [chosen]
     return Queue(min(others, key=lambda r: (len(r.requests) + r.queued, -r.free, r.id)).id)
 
 
@@ -257,7 +259,7 @@ def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bo
         return False
     models = (None, memory.locations.statuses[replica.id].model)
     earlier = (waiting for waiting in cluster.waiting.values() if waiting.turn < request.turn)
-    return any(cluster.fits(q, replica) and memory.locations.model_of(q.id) in models for q in earlier)
+    return any(fits(cluster, q, replica) and memory.locations.model_of(q.id) in models for q in earlier)
 
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
@@ -304,7 +306,7 @@ def _barred_by_adapter(cluster: Cluster, request: Request, barred: Barred) -> Ba
     in_use = {adapter}.union(*(replica.adapters for replica in running))
     if any(len(in_use) > replica.max_adapters for replica in running):
         own = [replica for replica in running if replica.runs_adapter(adapter)]
-        if any(cluster.fits(request, replica) for replica in own):
+        if any(fits(cluster, request, replica) for replica in own):
             return barred | {replica.id for replica in running if replica not in own}
     return barred | {replica.id for replica in running if not replica.takes_adapter(adapter)}
 
@@ -376,7 +378,7 @@ def _placing(
 
 def _begun(memory: PoolMemory, move: Move, now: float) -> Move | None:
     """The move with its path; None if it has none, and the next epoch decides on it."""
-    move = replace(move, unit=memory.cluster.unit())
+    move = replace(move, unit=memory.cluster.decisions.unit())
     busy, present = _moves_under_way(memory), memory.router.present
     (choice,) = memory.learned.estimates.choose([move], busy, now, present=present, work_of=memory.work_of)
     return _routed(move, choice) if choice.path is not None else None
@@ -389,7 +391,7 @@ def _onward(memory: PoolMemory, request: Request, source: Replica, barred: Barre
     moves under way to epochs, which may not wait.
     """
     cluster = memory.cluster
-    if source.role is not Role.PREFILL or memory.terms.mode is not Mode.ACT or cluster.moves_left < 1:
+    if source.role is not Role.PREFILL or memory.terms.mode is not Mode.ACT or cluster.decisions.moves_left < 1:
         return None
     at_once = memory.terms.moves_at_once
     if at_once is not None and sum(move.reason is _DISAGGREGATE for move in _moves_under_way(memory)) >= at_once // 2:
@@ -435,13 +437,13 @@ def _evacuate(memory: PoolMemory) -> None:
             target = memory.rule.place(cluster, request, _barred_by_adapter(cluster, request, barred))
             target = target or _with_blocks(cluster, request, barred)
             if target is not None:
-                cluster.place(request, target)
+                cluster.decisions.place(request, target)
 
 
 def _with_blocks(cluster: Cluster, request: Request, barred: Barred) -> Replica | None:
     """The replica with the most free blocks, if the request fits there without headroom: good enough to evacuate."""
     running = (r for r in cluster.running() if r.runs_more and r.id not in barred)
-    fitting = [r for r in running if r.free >= cluster.size_on(request, r)]
+    fitting = [r for r in running if r.free >= size_on(cluster, request, r)]
     return max(fitting, key=lambda r: r.free, default=None)
 
 
@@ -455,7 +457,7 @@ def _open_minimum(cluster: Cluster) -> ScaleUp | None:
     """Open replicas up to the minimum, and to the least number that keeps the service level. The reason, if any."""
     conditions = cluster.conditions
     up, least = cluster.up(), max(conditions.min_replicas, conditions.level_replicas)
-    while cluster.up() < least and cluster.open() is not None:
+    while cluster.up() < least and cluster.decisions.open() is not None:
         pass
     return ScaleUp.MINIMUM if up < conditions.min_replicas else ScaleUp.PREFILLS if up < least else None
 
@@ -464,7 +466,7 @@ def open_slack(cluster: Cluster) -> bool:
     """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
     slack = cluster.conditions.slack
     is_short = slack > 0 and spare_capacity(cluster) < slack
-    while is_short and cluster.open() is not None and spare_capacity(cluster) < slack:
+    while is_short and cluster.decisions.open() is not None and spare_capacity(cluster) < slack:
         pass
     return is_short
 
@@ -478,12 +480,12 @@ def _act(memory: PoolMemory, changes: Changes) -> ScaleUp | None:
     cluster = memory.cluster
     below = _open_minimum(cluster)
     changes = replace(changes, waiting=tuple(cluster.in_order()))
-    first = cluster.opened
+    first = len(cluster.decisions.opened)
     with cluster.prefills_apart():
         hand_over_prefills(memory, lambda q, home: _barred_by_adapter(cluster, q, _incompatible(memory, home)))
         with cluster.longer_waits(memory.terms.epoch_s):
             memory.rule.rebalance(cluster, changes)
-        found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
+        found_no_room = len(cluster.decisions.opened) > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
         is_short = open_slack(cluster)
     return below or (ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None)
 
@@ -502,7 +504,7 @@ def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -
         needed = needed_replicas(cluster)
         admitted = _admit(memory, moves, now)
         close_idle(cluster, now, limits.linger_s)
-        plan = _live_plan(memory, cluster.planned(), admitted)
+        plan = _live_plan(memory, cluster.decisions.planned(), admitted)
     cluster.note_idle(now)
     return Proposal(plan, tuple(moves.values()), needed)
 
@@ -519,12 +521,12 @@ def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float
 def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False) -> Plan:
     """End the epoch: admit moves, `close` idle replicas if asked, and return the decisions as a plan."""
     cluster, terms = memory.cluster, memory.terms
-    touched = [request for request, _ in cluster.decided()]
+    touched = [request for request, _ in cluster.decisions.decided()]
     admitted = None if terms.is_ideal else _admit(memory, _decided_moves(memory), now)
     idle = {r.id: r.idle_since for r in cluster.running()} if close else {}
     if close:
         close_idle(cluster, now, limits.linger_s)
-    plan = cluster.settle()
+    plan = cluster.decisions.settle()
     memory.locations.add_closings({replica: idle[replica] for replica in plan.closed})
     if limits.cooldown_s:
         for move in plan.moves:
@@ -555,12 +557,12 @@ def _live_plan(memory: PoolMemory, plan: Plan, admitted: Admitted | None) -> Pla
 def _decided_moves(memory: PoolMemory) -> dict[RequestId, Move]:
     """The sensible moves of the epoch's decisions, without paths. Takes back all others."""
     decided = {}
-    for request, trace in memory.cluster.decided():
+    for request, trace in memory.cluster.decisions.decided():
         move = _move(memory, request, trace)
         if move is not None and _is_sensible(memory, move):
             decided[request.id] = move
         elif move is not None or (trace.origin is not None and not memory.terms.may_wait_nowhere):
-            memory.cluster.take_back(request)
+            memory.cluster.decisions.take_back(request)
     return decided
 
 
@@ -583,7 +585,7 @@ def _admit(memory: PoolMemory, decided: Mapping[RequestId, Move], now: float) ->
     made = {move.request for move in moves}
     for request_id in decided:
         if request_id not in made:
-            cluster.take_back(cluster.requests[request_id])
+            cluster.decisions.take_back(cluster.requests[request_id])
     return Admitted(moves, deferred)
 
 
@@ -610,7 +612,7 @@ def _is_sensible(memory: PoolMemory, move: Move) -> bool:
     statuses, cluster = memory.locations.statuses, memory.cluster
     source, target = statuses.get(move.source), statuses.get(move.target)
     incompatible = source is not None and target is not None and source.model != target.model
-    pointless = move.reason is Reason.DRAIN and cluster.is_starting()
+    pointless = move.reason is Reason.DRAIN and is_starting(cluster)
     request, replica = cluster.requests[move.request], cluster.replicas[move.target]
     waits = move.reason is not Reason.EVACUATE and not replica.takes_adapter(request.adapter)
     return not (incompatible or pointless or waits) and move.request not in memory.locations.under_way

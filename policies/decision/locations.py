@@ -33,6 +33,7 @@ from typing import NamedTuple
 from policies.cluster.changes import Arrival, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.sizes import size_on
 from policies.cluster.supply import Supply
 from policies.decision.limits import Terms
 from policies.decision.observation import SETTLED, PoolReport, Resident, Status
@@ -478,7 +479,7 @@ class Locations:
             home = cluster.replicas.get(self.homes[request.id]) if request.id not in self.leaving else None
             if home is None:
                 continue
-            if home.free >= cluster.size_on(request, home):
+            if home.free >= size_on(cluster, request, home):
                 cluster.locate(request, home)
                 del self.homes[request.id]
                 self._stale[request.id] = self._unsettled[request.id] = None
@@ -529,7 +530,7 @@ class Locations:
             if status.free_blocks is not None and status.state is ReplicaState.RUNNING:
                 replica = replicas[status.id]
                 used = max(0, status.capacity - status.free_blocks * status.block_size)
-                saved = cluster.saved(replica)
+                saved = cluster.prompts.saved(replica.id)
                 unexplained = used - (replica.load + replica.held - saved)
                 if unsure := uncertain.get(status.id):
                     unexplained = max(unexplained, min(unexplained + unsure, 0))

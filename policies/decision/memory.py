@@ -80,7 +80,7 @@ class PoolMemory:
         load = learned.prefill_load
         learned.prefill_load = load.copy()
         try:
-            with self.cluster.proposing(), learned.estimates.proposing():
+            with self.cluster.decisions.proposing(), learned.estimates.proposing():
                 yield
         finally:
             learned.prefill_load = load

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import fits, fitting
 from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
@@ -205,7 +206,7 @@ class Router:
     ) -> list[ReplicaScore]:
         """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
         allowed = (each for each in cluster.running() if each.id not in barred and (empty or each.requests))
-        return self.scores_of(cluster.fitting(request, allowed), request.tokens, held, now)
+        return self.scores_of(fitting(cluster, request, allowed), request.tokens, held, now)
 
     def scores_of(
         self, replicas: Iterable[Replica], prompt: Tokens, held: Mapping[ReplicaId, HeldPrefix], now: float
@@ -260,7 +261,7 @@ class Router:
         if self.routing is Routing.SESSION:
             home = self.learned.sessions.get(arrival.session) if arrival.session else None
             replica = cluster.replicas.get(home) if home is not None else None
-            at_home = replica is not None and replica.id not in barred and cluster.fits(request, replica)
+            at_home = replica is not None and replica.id not in barred and fits(cluster, request, replica)
             return (replica.id,) if replica is not None and at_home else ()
         if self.routing is Routing.LEAST_LOAD or not held:
             return ()

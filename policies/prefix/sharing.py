@@ -63,14 +63,14 @@ class ActivePrompt:
 
 
 class ActivePrompts:
-    """The prompts of a pool's requests, in blocks of `block_tokens` tokens.
+    """The prompts of a pool's requests, in blocks of `block_tokens` tokens; 0: requests share no blocks.
 
     `begin` and `end` frame the life of a request, `enter` and `leave` its use of a replica's blocks. A request may use
     the blocks of two replicas, and twice those of one. All four are inner loops of an epoch, so they go up the tree by
     themselves.
     """
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int = 0) -> None:
         self.block_tokens = block_tokens
         self._root = ActivePrompt((), 0, None)
         self._saved: dict[ReplicaId, int] = {}
@@ -190,6 +190,8 @@ class ActivePrompts:
         self, names: Sequence[int], tokens: int, cut: Callable[[ActivePrompt, int], ActivePrompt]
     ) -> ActivePrompt | None:
         """The node of a prompt. `cut` returns the upper part of a node after whose first names the prompt goes on."""
+        if not (names and self.block_tokens):
+            return None
         usable = tuple(names[: max(0, tokens - 1) // self.block_tokens])
         node, done = self._root, 0
         while done < len(usable) and (child := node.children.get(usable[done])) is not None:

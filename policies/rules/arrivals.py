@@ -5,6 +5,8 @@ from operator import attrgetter
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import needed_room
+from policies.cluster.sizes import distinct_tokens
 from policies.model import ReplicaState
 
 
@@ -25,7 +27,7 @@ class Openings:
         """A new replica for the request. None: the request waits for a replica to start, or the supply is exhausted."""
         if self._reserve(request):
             return None
-        replica = self._cluster.open()
+        replica = self._cluster.decisions.open()
         if replica is not None and replica.state is ReplicaState.STARTING:
             self._reserved[replica] = [request]
             return None
@@ -34,10 +36,10 @@ class Openings:
     def _reserve(self, request: Request) -> bool:
         for replica, reserved in self._reserved.items():
             cluster = self._cluster
-            used = cluster.distinct(reserved)
-            size = cluster.distinct([*reserved, request]) - used
+            used = distinct_tokens(cluster, reserved)
+            size = distinct_tokens(cluster, [*reserved, request]) - used
             room = replica.room - used - len(reserved) * cluster.conditions.headroom
-            if room >= cluster.need(size) and len(reserved) < replica.max_requests:
+            if room >= needed_room(cluster, size) and len(reserved) < replica.max_requests:
                 reserved.append(request)
                 return True
         return False
@@ -50,4 +52,4 @@ def admit(
     for request in sorted(requests, key=attrgetter("place_in_line")):
         replica = choose(request) or openings.replica_for(request)
         if replica is not None:
-            cluster.place(request, replica)
+            cluster.decisions.place(request, replica)

@@ -2,6 +2,8 @@
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import fits
+from policies.cluster.sizes import size_on
 from policies.plan import Reason
 
 
@@ -18,7 +20,7 @@ def even_out(cluster: Cluster, least: float, without: Replica | None = None) -> 
             return
         request = _levelling(cluster, full, empty, gap)
         if request is not None and _gain(cluster, request, empty, gap) >= least:
-            cluster.move(request, empty, Reason.BALANCE)
+            cluster.decisions.move(request, empty, Reason.BALANCE)
 
 
 def free_when_settled(replica: Replica) -> int:
@@ -28,11 +30,11 @@ def free_when_settled(replica: Replica) -> int:
 
 def _levelling(cluster: Cluster, full: Replica, empty: Replica, gap: int) -> Request | None:
     """The request whose move evens two replicas out most; the older of equals."""
-    candidates = (q for q in full.requests.values() if cluster.may_move(q) and cluster.fits(q, empty))
+    candidates = (q for q in full.requests.values() if cluster.decisions.may_move(q) and fits(cluster, q, empty))
     return max(candidates, key=lambda q: (_gain(cluster, q, empty, gap), -q.order), default=None)
 
 
 def _gain(cluster: Cluster, request: Request, empty: Replica, gap: int) -> int:
     """Twice the tokens by which the larger of two loads shrinks if a request moves; with nothing shared, so the gap."""
     assert request.replica is not None
-    return 2 * min(cluster.size_on(request, request.replica), gap - cluster.size_on(request, empty))
+    return 2 * min(size_on(cluster, request, request.replica), gap - size_on(cluster, request, empty))

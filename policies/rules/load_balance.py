@@ -7,9 +7,12 @@ Here a replica's load is the size of its requests once all moves are over, witho
 
 from dataclasses import dataclass, field
 
+from policies.cluster.capacity import is_starting, strained
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import widest
+from policies.cluster.sizes import size_of
 from policies.plan import Reason
 from policies.rules.arrivals import Openings, admit
 from policies.rules.even import even_out, free_when_settled
@@ -44,14 +47,14 @@ class LoadBalance:
         """See `Policy.place`. With `drain` this looks at every replica; `rebalance` does so once for all arrivals."""
         leaving = self._leaving(cluster)
         others = barred if leaving is None else barred | {leaving.id}
-        size = cluster.size(request)
-        return cluster.widest(size, outside(others)) or cluster.widest(size, outside(barred))
+        size = size_of(cluster, request)
+        return widest(cluster, size, outside(others)) or widest(cluster, size, outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""
         openings = Openings(cluster)
         leaving = self._leaving(cluster)
-        for replica in cluster.strained():
+        for replica in strained(cluster):
             _cure(cluster, replica, leaving, openings)
         admit(cluster, changes.waiting, lambda request: _emptiest(cluster, request, leaving), openings)
         if leaving is not None:
@@ -63,7 +66,7 @@ class LoadBalance:
 
         A replica stays the least loaded while it is emptied, so the choice needs no memory.
         """
-        running = cluster.hosts() if self.drain and not cluster.is_starting() else []
+        running = cluster.hosts() if self.drain and not is_starting(cluster) else []
         free = sum(free_when_settled(r) for r in running)
         if free <= self.spare * sum(r.capacity for r in running):
             return None
@@ -73,11 +76,11 @@ class LoadBalance:
 
 def _emptiest(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
     """The emptiest replica with room; the replica that is being emptied only if no other has room."""
-    return _elsewhere(cluster, request, leaving) or cluster.widest(cluster.size(request))
+    return _elsewhere(cluster, request, leaving) or widest(cluster, size_of(cluster, request))
 
 
 def _elsewhere(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
-    return cluster.widest(cluster.size(request), lambda replica: replica is not leaving)
+    return widest(cluster, size_of(cluster, request), lambda replica: replica is not leaving)
 
 
 def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings: Openings) -> None:
@@ -86,8 +89,10 @@ def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings:
     Requests of higher ranks stay while a lower one can move. A request that would have to wait for a replica to start
     stays, and the engine preempts until then.
     """
+    decisions = cluster.decisions
     while replica.strain > 0:
-        movable = sorted(filter(cluster.may_move, replica.requests.values()), key=lambda q: (q.rank, q.tokens, q.order))
+        movable = list(filter(decisions.may_move, replica.requests.values()))
+        movable.sort(key=lambda q: (q.rank, q.tokens, q.order))
         movable = [q for q in movable if q.rank == movable[0].rank]
         if not movable:
             return
@@ -96,13 +101,14 @@ def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings:
         target = _emptiest(cluster, request, leaving) or openings.replica_for(request)
         if target is None:
             return
-        cluster.move(request, target, Reason.OVERLOAD)
+        decisions.move(request, target, Reason.OVERLOAD)
 
 
 def _empty(cluster: Cluster, leaving: Replica) -> None:
     """Move the largest request that fits elsewhere off the replica: one per epoch, like a pair of replicas."""
-    for request in sorted(filter(cluster.may_move, leaving.requests.values()), key=lambda q: (-q.tokens, q.order)):
+    movable = filter(cluster.decisions.may_move, leaving.requests.values())
+    for request in sorted(movable, key=lambda q: (-q.tokens, q.order)):
         target = _elsewhere(cluster, request, leaving)
         if target is not None:
-            cluster.move(request, target, Reason.DRAIN)
+            cluster.decisions.move(request, target, Reason.DRAIN)
             return

@@ -4,8 +4,10 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from operator import attrgetter
 
+from policies.cluster.capacity import overloaded
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.sizes import distinct_tokens, size_on
 
 _IN_LINE = attrgetter("place_in_line")
 TOKENS: Callable[[Request], int] = attrgetter("tokens")
@@ -32,18 +34,18 @@ def relief(cluster: Cluster, replica: Replica) -> Callable[[Request], int]:
 
 def freeing(cluster: Cluster) -> Callable[[Request], int]:
     """The tokens of KV that the departure of a request frees on its replica: those that no other one there uses."""
-    if cluster.prompts is None:
+    if not cluster.prompts.block_tokens:
         return TOKENS
-    return lambda request: request.tokens if request.replica is None else cluster.size_on(request, request.replica)
+    return lambda request: request.tokens if request.replica is None else size_on(cluster, request, request.replica)
 
 
 def relieve(cluster: Cluster, rule: Overload) -> list[Request]:
     """Evict the requests that the rule selects, and return them."""
     if rule is Overload.STALL:
         return []
-    evicted = [request for replica in cluster.overloaded() for request in victims(cluster, replica)]
+    evicted = [request for replica in overloaded(cluster) for request in victims(cluster, replica)]
     for request in evicted:
-        cluster.evict(request)
+        cluster.decisions.evict(request)
     return evicted
 
 
@@ -67,7 +69,7 @@ def victims(cluster: Cluster, replica: Replica) -> list[Request]:
 
 def _freed(cluster: Cluster, replica: Replica, evicted: Collection[Request]) -> int:
     """The tokens that the eviction of these requests frees."""
-    if cluster.prompts is None:
+    if not cluster.prompts.block_tokens:
         return sum(request.tokens for request in evicted)
     staying = (request for request in replica.requests.values() if request not in evicted)
-    return cluster.distinct(replica.requests.values()) - cluster.distinct(staying)
+    return distinct_tokens(cluster, replica.requests.values()) - distinct_tokens(cluster, staying)

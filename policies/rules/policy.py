@@ -39,7 +39,7 @@ class Policy(Protocol):
         ...
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
-        """React to an epoch's changes by `cluster.place`, `move`, `evict` and `open`.
+        """React to an epoch's changes by the `place`, `move`, `evict` and `open` of `cluster.decisions`.
 
         Requests that still wait afterwards are queued. The caller closes emptied replicas.
         """

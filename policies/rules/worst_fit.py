@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import widest
+from policies.cluster.sizes import size_of
 from policies.rules.arrivals import Openings, admit
 from policies.rules.options import HEADROOM, about
 from policies.rules.overload import Overload, relieve
@@ -24,7 +26,7 @@ class WorstFit:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
-        return cluster.widest(cluster.size(request), outside(barred))
+        return widest(cluster, size_of(cluster, request), outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""

@@ -26,9 +26,9 @@ class Alone:
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """Open a replica for every arrival."""
         for request in changes.waiting:
-            replica = cluster.open()
+            replica = cluster.decisions.open()
             if replica is not None:
-                cluster.place(request, replica)
+                cluster.decisions.place(request, replica)
 
 
 def unlimited(setup: Setup) -> Setup:

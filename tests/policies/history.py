@@ -6,7 +6,7 @@ from itertools import cycle
 from random import Random
 
 from policies.bounds import least_bins
-from policies.cluster.capacity import spare_capacity
+from policies.cluster.capacity import overloaded, spare_capacity
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.conditions import EpochConditions
@@ -163,8 +163,8 @@ class World:
         if not self._is_short() and plan.queued:
             wrong.append(f"{plan.queued} wait though a replica may be opened")
         wrong += self._overtaken(before, plan)
-        wrong += [f"{r.id} is overloaded" for r in self.cluster.overloaded() if not self._may_overload(r.id)]
-        if not plan.queued and not self.cluster.overloaded():
+        wrong += [f"{r.id} is overloaded" for r in overloaded(self.cluster) if not self._may_overload(r.id)]
+        if not plan.queued and not overloaded(self.cluster):
             least = least_bins(self.cluster.requests.values(), CAPACITY, self.cluster.prompts)
             if len(self.cluster.running()) < least:
                 wrong.append(f"{len(self.cluster.running())} replicas where {least} are needed")

@@ -56,7 +56,7 @@ def before(cluster: Cluster) -> Before:
         r.id: Host(
             r.capacity,
             {q.id: q.tokens for q in r.requests.values()},
-            unexplained=r.shared + cluster.saved(r),
+            unexplained=r.shared + cluster.prompts.saved(r.id),
             held=r.held,
             running=r.state is ReplicaState.RUNNING,
             max_requests=r.max_requests,
@@ -69,7 +69,7 @@ def before(cluster: Cluster) -> Before:
     ready = cluster.starts_as is ReplicaState.RUNNING
     prompts = {q.id: q.prompt for q in cluster.requests.values() if q.prompt is not None}
     blocks = {q: frozenset(name for node in prompt.upwards() for name in node.names) for q, prompt in prompts.items()}
-    block_tokens = 0 if cluster.prompts is None else cluster.prompts.block_tokens
+    block_tokens = cluster.prompts.block_tokens
     return Before(hosts, waiting, pinned, cluster.capacity, cluster.holds, ready, blocks, block_tokens)
 
 

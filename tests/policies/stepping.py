@@ -79,7 +79,7 @@ def begin_epoch(cluster: Cluster, limits: Limits, now: float, demand: DemandHist
         demand.observe(limits, total_demand(cluster), 0.0, now)
     moves = inf if limits.moves_per_epoch is None else limits.moves_per_epoch
     slack = round(limits.slack * cluster.capacity) + demand.rise(limits)
-    cluster.begin_epoch(replace(cluster.conditions, moves=moves, slack=slack), now)
+    cluster.decisions.begin_epoch(replace(cluster.conditions, moves=moves, slack=slack), now)
 
 
 def decide(cluster: Cluster, changes: Changes, policy: Policy, limits: Limits, now: float) -> Plan:
@@ -112,7 +112,7 @@ def step_each(
 
 
 def _rested(cluster: Cluster, limits: Limits, now: float) -> Plan:
-    plan = cluster.settle()
+    plan = cluster.decisions.settle()
     for move in plan.moves if limits.cooldown_s else ():
         cluster.rest(move.request, now + limits.cooldown_s)
     return plan

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import fits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Plan, Reason
 from policies.rules.policy import NONE, Barred
@@ -110,16 +111,16 @@ class Scripted:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """The oldest replica with room."""
-        return next((r for r in cluster.running() if cluster.fits(request, r)), None)
+        return next((r for r in cluster.running() if fits(cluster, request, r)), None)
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy`."""
         for request in changes.waiting:
-            replica = self.place(cluster, request) or cluster.open()
+            replica = self.place(cluster, request) or cluster.decisions.open()
             if replica is not None:
-                cluster.place(request, replica)
+                cluster.decisions.place(request, replica)
         while len(cluster.replicas) < self.replicas:
-            cluster.open()
+            cluster.decisions.open()
         self.script.get(self.epochs[0], _nothing)(cluster)
         self.epochs[0] += 1
 
@@ -132,7 +133,7 @@ def move(name: str, target: int, reason: Reason = Reason.OVERLOAD) -> Turn:
     """Move that request to the replica of that number."""
 
     def act(cluster: Cluster) -> None:
-        cluster.move(cluster.requests[RequestId(name)], cluster.replicas[ReplicaId(f"gpu-{target}")], reason)
+        cluster.decisions.move(cluster.requests[RequestId(name)], cluster.replicas[ReplicaId(f"gpu-{target}")], reason)
 
     return act
 

@@ -12,6 +12,7 @@ An operator's roles come before those of the mode, and hold until they are taken
 from collections.abc import Callable, Sequence
 
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import fitting
 from policies.decision.disaggregation.prefills import prefill_count
 from policies.decision.memory import PoolMemory
 from policies.model import Phase, ReplicaId, Role
@@ -86,7 +87,7 @@ def barred_by_role(memory: PoolMemory, barred: Barred) -> Barred:
 def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: float) -> frozenset[ReplicaId]:
     """The prefill replicas with room for a request on which its prefill would begin soonest; none without any."""
     cluster, queues = memory.cluster, memory.router.queues
-    able = cluster.fitting(request, (replica for replica in cluster.prefills() if replica.id not in barred))
+    able = fitting(cluster, request, (replica for replica in cluster.prefills() if replica.id not in barred))
     waits = {replica.id: queues.wait_s(replica.id, now) for replica in able}
     least_s = min(waits.values(), default=0.0)
     return frozenset(replica for replica, wait_s in waits.items() if wait_s <= least_s)
@@ -94,10 +95,11 @@ def soonest_prefills(memory: PoolMemory, request: Request, barred: Barred, now: 
 
 def hand_over_prefills(memory: PoolMemory, barred: Callable[[Request, ReplicaId], Barred]) -> None:
     """Move requests from prefill replicas to others, the oldest first. `barred` are no targets of one at its source."""
-    cluster = memory.cluster
-    for replica in cluster.prefills():
+    decisions = memory.cluster.decisions
+    for replica in memory.cluster.prefills():
         for request in sorted(replica.requests.values(), key=lambda q: q.order):
-            if memory.locations.phase(request.id) in (Phase.PREFILL, Phase.DECODE) and cluster.may_move(request):
+            phase = memory.locations.phase(request.id)
+            if phase in (Phase.PREFILL, Phase.DECODE) and decisions.may_move(request):
                 _hand_over(memory, request, barred(request, replica.id))
 
 
@@ -108,14 +110,14 @@ def hand_over_target(memory: PoolMemory, request: Request, barred: Barred) -> Re
 
 
 def _hand_over(memory: PoolMemory, request: Request, barred: Barred) -> None:
-    cluster = memory.cluster
-    mark = cluster.mark()
-    cluster.lift(request, Reason.DISAGGREGATE)
-    target = memory.rule.place(cluster, request, barred)
+    decisions = memory.cluster.decisions
+    mark = decisions.mark()
+    decisions.lift(request, Reason.DISAGGREGATE)
+    target = memory.rule.place(memory.cluster, request, barred)
     if target is None:
-        cluster.undo(mark)
+        decisions.undo(mark)
     else:
-        cluster.place(request, target)
+        decisions.place(request, target)
 
 
 def awaits_prefills(memory: PoolMemory) -> bool:

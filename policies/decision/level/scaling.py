@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from policies.cluster.capacity import may_close, spare_capacity
+from policies.cluster.capacity import is_starting, may_close, spare_capacity
 from policies.cluster.cluster import Cluster
 
 
@@ -104,7 +104,7 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
 def _block(cluster: Cluster, linger_left_s: float | None) -> ScaleDownBlock:
     if len(cluster.running()) <= cluster.conditions.min_replicas:
         return ScaleDownBlock.MINIMUM
-    if cluster.is_starting():
+    if is_starting(cluster):
         return ScaleDownBlock.STARTING
     if len(cluster.running()) <= cluster.conditions.level_replicas:
         return ScaleDownBlock.PREFILLS

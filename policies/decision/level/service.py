@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from policies.cluster.capacity import spare_capacity, total_demand
+from policies.cluster.capacity import queued_tokens, spare_capacity, total_demand
 from policies.cost.latencies import NO_TIMES, WINDOW_S, ServiceQuantiles
 from policies.cost.limit import Traffic, limit
 from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, strictest
@@ -54,7 +54,7 @@ def _traffic(memory: PoolMemory, now: float) -> Traffic:
     cluster, experience = memory.cluster, memory.learned.experience
     demand = total_demand(cluster)
     share = 1 + cluster.conditions.slack / demand if demand else 1.0
-    tokens = sum(replica.load for replica in cluster.replicas.values()) + cluster.queued()
+    tokens = sum(replica.load for replica in cluster.replicas.values()) + queued_tokens(cluster)
     return Traffic(experience.prompts, experience.arrival_rate(now), share * len(cluster.requests), share * tokens)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import fits
 from policies.model import ReplicaId, ReplicaState
 from policies.rules.mell.ranking import Ranking, Weights
 from policies.rules.mell.units import Unit, largest_first, tiny_units
@@ -101,7 +102,7 @@ class Board:
         """The TINY units among a replica's movable requests, the largest first."""
         units = self._units.get(replica.id)
         if units is None:
-            units = tiny_units(replica, self.cluster.classes, self.cluster.may_move)
+            units = tiny_units(replica, self.cluster.classes, self.cluster.decisions.may_move)
             units.sort(key=largest_first, reverse=True)
             self._units[replica.id] = units
         return units
@@ -115,8 +116,8 @@ class Board:
     def largest_request(self, donor: Replica, replica: Replica) -> Request | None:
         """The largest movable request of one replica that fits on another."""
         room, cluster = replica.room, self.cluster
-        fitting = (q for q in donor.requests.values() if q.tokens <= room and cluster.may_move(q))
-        fitting = (q for q in fitting if cluster.fits(q, replica))
+        fitting = (q for q in donor.requests.values() if q.tokens <= room and cluster.decisions.may_move(q))
+        fitting = (q for q in fitting if fits(cluster, q, replica))
         return max(fitting, key=lambda request: (request.tokens, -request.order), default=None)
 
     def could_fit(self, unit: Unit, replica: Replica) -> bool:
@@ -218,7 +219,7 @@ class Board:
         """The room of a replica without its movable TINY units."""
         if not self.clears:
             return replica.room
-        tiny = (q for q in replica.requests.values() if q.kind <= _TINY and self.cluster.may_move(q))
+        tiny = (q for q in replica.requests.values() if q.kind <= _TINY and self.cluster.decisions.may_move(q))
         return replica.room + sum(q.tokens + replica.headroom for q in tiny)
 
     def _middles_below(self, room: int) -> Iterator[Request]:
@@ -227,7 +228,7 @@ class Board:
         end = bisect_right(self._middles, (room - self.cluster.conditions.headroom, _LAST))
         for index in range(end - 1, -1, -1):
             request = self._middles[index][2]
-            if self.cluster.may_move(request):
+            if self.cluster.decisions.may_move(request):
                 yield request
 
     def _refresh(self) -> None:

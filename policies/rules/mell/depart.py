@@ -6,6 +6,7 @@ allocation has filled needs no move (section VI-C, removing unnecessary movement
 
 from operator import attrgetter
 
+from policies.cluster.capacity import is_starting
 from policies.cluster.changes import Changes, Departure
 from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica
@@ -56,8 +57,8 @@ def depart(work: Work, departure: Departure, earlier: Earlier) -> None:
     if departure.kind is Kind.LARGE:
         if work.reading.leaves_alone(work.board, replica, category):
             return
-        others = units(replica, work.cluster.classes, work.cluster.may_move)
-        if not work.cluster.is_starting() and work.can_lift(others):
+        others = units(replica, work.cluster.classes, work.cluster.decisions.may_move)
+        if not is_starting(work.cluster) and work.can_lift(others):
             for unit in others:
                 work.lift_later(unit, Reason.DRAIN)
     else:

@@ -32,7 +32,7 @@ class Literal:
 
     def surplus(self, board: Board, replica: Replica) -> Iterator[list[Unit]]:
         """Update, rules 2 and 3: all but the LARGE request. On other replicas (not in the paper) TINY units first."""
-        classes, movable = board.cluster.classes, board.cluster.may_move
+        classes, movable = board.cluster.classes, board.cluster.decisions.may_move
         largest = max(replica.requests.values(), key=lambda request: (request.tokens, -request.order))
         everything = units(replica, classes, movable)
         others = [unit for unit in everything if unit.requests[0] is not largest]
@@ -57,7 +57,7 @@ class Literal:
         If new replicas take time to start, an empty one comes first.
         """
         if board.cluster.starts_as is ReplicaState.RUNNING:
-            return board.cluster.open() or board.idle(unit)
+            return board.cluster.decisions.open() or board.idle(unit)
         return board.idle(unit)
 
     def filling(self, board: Board, hole: Hole) -> Unit | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from policies.cluster.capacity import overloaded
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
@@ -65,7 +66,7 @@ class Mell:
         largest = sorted(work.lifted, key=attrgetter("kind", "tokens"), reverse=True)
         if not all([allocate(work, unit) for unit in largest]):
             work.start_over(mark)
-            for replica in cluster.overloaded():
+            for replica in overloaded(cluster):
                 relieve_at_once(work, replica)
         for request in changes.waiting:
             allocate(work, single(request))
@@ -81,7 +82,7 @@ def _lift(work: Work, changes: Changes) -> None:
         depart(work, departure, earlier)
     for crossing in changes.crossed:
         update(work, crossing, earlier)
-    for replica in work.cluster.overloaded():
+    for replica in overloaded(work.cluster):
         relieve(work, replica)
 
 

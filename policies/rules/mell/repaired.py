@@ -21,7 +21,7 @@ class Repaired:
 
     def surplus(self, board: Board, replica: Replica) -> Iterator[list[Unit]]:
         """The smallest request that cures the overload, or a few of the largest that cure it together."""
-        movable = ((q.tokens, q) for q in replica.requests.values() if board.cluster.may_move(q))
+        movable = ((q.tokens, q) for q in replica.requests.values() if board.cluster.decisions.may_move(q))
         few = fewest(movable, replica.overload)
         if few is not None:
             yield [single(request) for request in few]
@@ -48,7 +48,7 @@ class Repaired:
         idle = board.idle(unit)
         if idle or board.cluster.starts_as is not ReplicaState.RUNNING:
             return idle
-        return board.cluster.open()
+        return board.cluster.decisions.open()
 
     def filling(self, board: Board, hole: Hole) -> Unit | None:
         """A TINY unit, or else a request, of the latest TINY replica, which is the next one to empty."""

@@ -42,16 +42,17 @@ class Work:
     def can_lift(self, units: Sequence[Unit]) -> bool:
         """True if all these units may leave their replicas within the epoch's remaining moves."""
         requests = [request for unit in units for request in unit.requests]
-        return len(requests) <= self.cluster.moves_left and all(map(self.cluster.may_move, requests))
+        decisions = self.cluster.decisions
+        return len(requests) <= decisions.moves_left and all(map(decisions.may_move, requests))
 
     def lift(self, unit: Unit, reason: Reason) -> None:
         """Take a unit off its replica. It must be put on a replica before the call ends."""
         home = unit.home
         assert home is not None, "an arrival has no replica to be lifted from"
         self._was.setdefault(home.id, (home.load, len(home.requests)))
-        number = self.cluster.unit()
+        number = self.cluster.decisions.unit()
         for request in unit.requests:
-            self.cluster.lift(request, reason, number)
+            self.cluster.decisions.lift(request, reason, number)
         self.board.touch(home)
 
     def lift_later(self, unit: Unit, reason: Reason) -> None:
@@ -62,7 +63,7 @@ class Work:
     def put(self, unit: Unit, replica: Replica) -> None:
         """Put a unit on a replica."""
         for request in unit.requests:
-            self.cluster.place(request, replica)
+            self.cluster.decisions.place(request, replica)
         self.board.touch(replica)
 
     def in_the_way(self, unit: Unit, replica: Replica) -> list[Unit] | None:
@@ -100,11 +101,11 @@ class Work:
 
     def mark(self) -> tuple[int, int]:
         """A point to which `undo` can return."""
-        return self.cluster.mark(), len(self.board.log)
+        return self.cluster.decisions.mark(), len(self.board.log)
 
     def undo(self, mark: tuple[int, int]) -> None:
         """Undo all lifts and placements since the mark. Newly activated replicas stay open."""
-        self.cluster.undo(mark[0])
+        self.cluster.decisions.undo(mark[0])
         for replica in self.board.log[mark[1] :]:
             self.board.touch(replica)
 
@@ -149,7 +150,7 @@ class Work:
         for replica in self._starting:
             if replica.room - self._reserved.get(replica.id, 0) >= self.board.need(unit):
                 return replica
-        new = self.cluster.open() if self.cluster.starts_as is ReplicaState.STARTING else None
+        new = self.cluster.decisions.open() if self.cluster.starts_as is ReplicaState.STARTING else None
         if new is not None:
             self._starting.append(new)
         return new

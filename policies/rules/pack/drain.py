@@ -6,6 +6,7 @@ from itertools import islice
 from policies.cluster.capacity import closable
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
+from policies.cluster.search import roomiest
 from policies.plan import Reason
 from policies.rules.pack.room import Seeker, by_size
 
@@ -27,16 +28,16 @@ def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
 
 def _cheapest(seeker: Seeker, most: int, victims: int, capacity: float) -> Replica | None:
     """The replica with up to that capacity that takes the fewest moves to empty; found by trial and undo."""
-    cluster = seeker.cluster
+    decisions = seeker.cluster.decisions
     best = None
     for replica in list(islice(_candidates(seeker, most, capacity), victims)):
         if most < 1 or len(replica.requests) > most:
             continue
-        mark = cluster.mark()
+        mark = decisions.mark()
         if _empty(seeker, replica, most):
             best = replica
-            most = cluster.mark() - mark - 1
-        cluster.undo(mark)
+            most = decisions.mark() - mark - 1
+        decisions.undo(mark)
     return best
 
 
@@ -46,17 +47,16 @@ def _candidates(seeker: Seeker, most: int, capacity: float) -> Iterator[Replica]
     """
     cluster = seeker.cluster
     few = (r for r in cluster.hosts() if 0 < len(r.requests) <= most and r.capacity <= capacity)
-    for replica in sorted(few, key=lambda r: (r.load - cluster.saved(r), r.order)):
-        if (_fits_elsewhere(cluster, replica) or _may_share(cluster, replica)) and all(
-            cluster.may_move(q) for q in replica.requests.values()
-        ):
+    for replica in sorted(few, key=lambda r: (r.load - cluster.prompts.saved(r.id), r.order)):
+        movable = map(cluster.decisions.may_move, replica.requests.values())
+        if (_fits_elsewhere(cluster, replica) or _may_share(replica)) and all(movable):
             yield replica
 
 
 def _fits_elsewhere(cluster: Cluster, replica: Replica) -> bool:
     """True if the load is at most the total room of the other replicas in use; looks at few of them if it is."""
     left = replica.load
-    for other in cluster.roomiest():
+    for other in roomiest(cluster):
         if left <= 0 or other.room <= 0:
             break
         if other.requests and not other.apart and other is not replica:
@@ -64,10 +64,8 @@ def _fits_elsewhere(cluster: Cluster, replica: Replica) -> bool:
     return left <= 0
 
 
-def _may_share(cluster: Cluster, replica: Replica) -> bool:
+def _may_share(replica: Replica) -> bool:
     """True if a request of the replica shares blocks with others of the pool."""
-    if cluster.prompts is None:
-        return False
     return any(q.prompt is not None and q.prompt.is_shared for q in replica.requests.values())
 
 
@@ -75,15 +73,15 @@ def _empty(seeker: Seeker, victim: Replica, most: int) -> bool:
     """Move all requests away, the largest first. False if that takes more than `most` moves, or fails; the caller then
     undoes the moves made so far.
     """
-    cluster = seeker.cluster
-    mark = cluster.mark()
+    cluster, decisions = seeker.cluster, seeker.cluster.decisions
+    mark = decisions.mark()
     left = len(victim.requests)
     for request in sorted(victim.requests.values(), key=by_size, reverse=True):
         target = seeker.find(request, victim)
-        if target is None and not cluster.holds and cluster.mark() - mark + left < most:
+        if target is None and not cluster.holds and decisions.mark() - mark + left < most:
             target = seeker.make(request, victim)
-        if target is None or cluster.mark() - mark + left > most or not cluster.may_move(request):
+        if target is None or decisions.mark() - mark + left > most or not decisions.may_move(request):
             return False
-        cluster.move(request, target, Reason.DRAIN)
+        decisions.move(request, target, Reason.DRAIN)
         left -= 1
     return True

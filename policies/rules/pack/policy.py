@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from policies.cluster.capacity import may_close
+from policies.cluster.capacity import is_starting, may_close, strained
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import tightest
+from policies.cluster.sizes import size_of
 from policies.model import ReplicaState
 from policies.plan import Reason
 from policies.rules.arrivals import Openings
@@ -71,20 +73,20 @@ class Pack:
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """The best replica with comfortable room, else with tight room, else an empty one."""
         found = self._seeker(cluster, barred).find(request)
-        return found or cluster.tightest(cluster.size(request), outside(barred))
+        return found or tightest(cluster, size_of(cluster, request), outside(barred))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """Cure, admit, drain."""
         seeker = self._seeker(cluster)
         openings = Openings(cluster)
-        for replica in cluster.strained():
+        for replica in strained(cluster):
             _cure(seeker, replica, openings)
         for request in cluster.in_order():
             target = seeker.find(request) or _make_or_open(seeker, request, openings)
             if target is not None:
-                cluster.place(request, target)
+                cluster.decisions.place(request, target)
         if may_close(cluster, times=self.plenty):
-            if not cluster.is_starting():
+            if not is_starting(cluster):
                 drain(seeker, self.drain_moves, self.victims, self.plenty)
         else:
             even_out(cluster, self.evenness * cluster.capacity)
@@ -120,9 +122,9 @@ def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
         if request is None:
             return
         target = target or _make_or_open(seeker, request, openings, replica)
-        if target is None or not cluster.may_move(request):
+        if target is None or not cluster.decisions.may_move(request):
             return
-        cluster.move(request, target, Reason.OVERLOAD)
+        cluster.decisions.move(request, target, Reason.OVERLOAD)
 
 
 def _leaving(seeker: Seeker, replica: Replica) -> tuple[Request | None, Replica | None]:
@@ -148,7 +150,7 @@ def _make_or_open(seeker: Seeker, request: Request, openings: Openings, avoid: R
     cluster = seeker.cluster
     if not cluster.holds and (made := seeker.make(request, avoid)) is not None:
         return made
-    empty = cluster.tightest(cluster.size(request), lambda replica: replica is not avoid)
+    empty = tightest(cluster, size_of(cluster, request), lambda replica: replica is not avoid)
     slow = cluster.holds and cluster.starts_as is ReplicaState.STARTING
     # Moves make room long before a new replica has started.
     if empty is None and slow and (seeker.promised(request, avoid) or seeker.prepare(request, avoid)):

@@ -13,7 +13,8 @@ from math import inf
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
-from policies.cluster.sizes import Size
+from policies.cluster.search import best_on_node, fits, needed_room, roomiest, tightest, widest
+from policies.cluster.sizes import Size, size_of, size_on
 from policies.plan import Reason
 from policies.rules.overload import TOKENS, freeing
 from policies.rules.policy import NONE, Barred
@@ -52,7 +53,7 @@ class Seeker:
         For a request that `leaves` a replica, if moves take time, comfortable room on the same node comes before other
         comfortable room, and with `near` tight room on the same node before other tight room.
         """
-        size = self.cluster.size(request)
+        size = size_of(self.cluster, request)
         return self._choose(size.plus(self.comfort), leaves, near=True) or self._choose(size, leaves, near=self.near)
 
     def _choose(
@@ -64,11 +65,11 @@ class Seeker:
             return self._accepts(replica) and replica is not leaves and replica is not avoid
 
         if near and leaves is not None and self.cluster.holds:
-            found = self.cluster.best_on_node(leaves.node, size, accept, widest=self.spread)
+            found = best_on_node(self.cluster, leaves.node, size, accept, emptiest=self.spread)
             if found is not None:
                 return found
-        best = self.cluster.widest if self.spread else self.cluster.tightest
-        return best(size, accept)
+        best = widest if self.spread else tightest
+        return best(self.cluster, size, accept)
 
     def _accepts(self, replica: Replica) -> bool:
         return (self.unused or bool(replica.requests)) and replica.id not in self.barred
@@ -93,17 +94,19 @@ class Seeker:
         cluster = self.cluster
         for replica in cluster.hosts():
             room = replica.later_room - self.promises.get(replica, 0)
-            if replica is not avoid and replica.held and room >= cluster.need(cluster.size_on(request, replica)):
+            if replica is avoid or not replica.held:
+                continue
+            if room >= needed_room(cluster, size_on(cluster, request, replica)):
                 self._promise(replica, request)
                 return True
         return False
 
     def _promise(self, replica: Replica, request: Request) -> None:
-        tokens = self.cluster.size_on(request, replica)
+        tokens = size_on(self.cluster, request, replica)
         self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.conditions.headroom
 
     def _hosts(self, avoid: Replica | None) -> list[Replica]:
-        return [r for r in islice(self.cluster.roomiest(), self.reach) if r.accepts and r.requests and r is not avoid]
+        return [r for r in islice(roomiest(self.cluster), self.reach) if r.accepts and r.requests and r is not avoid]
 
     def _by_a_move(self, newcomer: Request, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
         """Move the smallest request away whose departure makes the room, if it fits elsewhere. Returns its replica.
@@ -111,21 +114,22 @@ class Seeker:
         A request of a lower rank comes before those of higher ones.
         """
         cluster = self.cluster
-        widest = list(islice(cluster.roomiest(), 3))
-        size = cluster.size(newcomer)
+        shares = cluster.prompts.block_tokens > 0
+        others = list(islice(roomiest(cluster), 3))
+        size = size_of(cluster, newcomer)
         for host in hosts:
             # A request that leaves takes its headroom along.
-            lack = cluster.need(size.on(host)) - host.room - cluster.conditions.headroom
+            lack = needed_room(cluster, size.on(host)) - host.room - cluster.conditions.headroom
             # A cheap test first: on most hosts, no request is both large enough and fits into the widest other room.
-            elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
-            if cluster.need(lack) > elsewhere and cluster.prompts is None:
+            elsewhere = next((r.room for r in others if r is not host and r is not avoid), 0)
+            if needed_room(cluster, lack) > elsewhere and not shares:
                 continue
-            for others in by_rank(cluster, host):
-                request = smallest(cluster, others, lack, freeing(cluster))
-                if request is None or (cluster.prompts is None and cluster.need(request.tokens) > elsewhere):
+            for same_rank in by_rank(cluster, host):
+                request = smallest(cluster, same_rank, lack, freeing(cluster))
+                if request is None or (not shares and needed_room(cluster, request.tokens) > elsewhere):
                     continue
                 # If the smallest sufficient request fits nowhere, no larger one of its rank does.
-                target = self._choose(cluster.size(request), host, avoid, near=self.near)
+                target = self._choose(size_of(cluster, request), host, avoid, near=self.near)
                 if target is not None and self._moves(((request, target),), newcomer, host):
                     return host
         return None
@@ -136,13 +140,13 @@ class Seeker:
         Requests that share blocks with others stay.
         """
         cluster = self.cluster
-        size = cluster.size(newcomer)
+        size = size_of(cluster, newcomer)
         candidates = {r: _alone(r.requests.values()) for r in hosts if len(r.requests) <= self.crowd}
         best: tuple[int, Request, Request, Replica, Replica] | None = None
         for host, here in candidates.items():
-            lack = cluster.need(size.on(host)) - host.room
+            lack = needed_room(cluster, size.on(host)) - host.room
             for large in here:
-                if large.tokens < lack or not cluster.may_move(large):
+                if large.tokens < lack or not cluster.decisions.may_move(large):
                     continue
                 for other, there in candidates.items():
                     least = large.tokens - other.room
@@ -151,10 +155,10 @@ class Seeker:
                         if (
                             least <= small.tokens <= large.tokens - lack
                             and (best is None or weight < best[0])
-                            and cluster.may_move(small)
+                            and cluster.decisions.may_move(small)
                         ):
                             best = (weight, large, small, host, other)
-        if best is None or cluster.moves_left < 2:
+        if best is None or cluster.decisions.moves_left < 2:
             return None
         _, large, small, host, other = best
         return host if self._moves(((small, host), (large, other)), newcomer, host) else None
@@ -164,13 +168,14 @@ class Seeker:
 
         False, and nothing is moved, if these leave no room: what leaves may be what a request would have shared.
         """
-        cluster, mark = self.cluster, self.cluster.mark()
-        unit = cluster.unit() if len(moves) > 1 else None
+        cluster, decisions = self.cluster, self.cluster.decisions
+        mark = decisions.mark()
+        unit = decisions.unit() if len(moves) > 1 else None
         for request, target in moves:
-            cluster.move(request, target, Reason.MAKE_ROOM, unit)
-        if cluster.holds or newcomer.prompt is None or cluster.fits(newcomer, host):
+            decisions.move(request, target, Reason.MAKE_ROOM, unit)
+        if cluster.holds or newcomer.prompt is None or fits(cluster, newcomer, host):
             return True
-        cluster.undo(mark)
+        decisions.undo(mark)
         return False
 
 
@@ -204,7 +209,7 @@ def smallest(
         if (
             tokens <= size <= least
             and (size < least or best is None or request.order < best.order)
-            and cluster.may_move(request)
+            and cluster.decisions.may_move(request)
         ):
             best, least = request, size
     return best
@@ -221,7 +226,7 @@ def largest_below(
         if (
             most <= size < tokens
             and (size > most or best is None or request.order > best.order)
-            and cluster.may_move(request)
+            and cluster.decisions.may_move(request)
         ):
             best, most = request, size
     return best

@@ -33,15 +33,15 @@ def named(
         name, _, requests = drawing.partition(":")
         replica = cluster.add_replica(ReplicaId(name.strip()), "node", Tokens(capacity))
         for request in _arrived(cluster, requests):
-            cluster.place(request, replica)
+            cluster.decisions.place(request, replica)
     _arrived(cluster, waiting)
-    cluster.settle()
+    cluster.decisions.settle()
     return cluster
 
 
 def impose(cluster: Cluster, **conditions: Any) -> None:
     """Begin an epoch under the conditions as they are, but for these. No rest is over."""
-    cluster.begin_epoch(replace(cluster.conditions, **conditions), -inf)
+    cluster.decisions.begin_epoch(replace(cluster.conditions, **conditions), -inf)
 
 
 def request(cluster: Cluster, name: str) -> Request:
@@ -65,31 +65,31 @@ def picture(cluster: Cluster) -> str:
 
 
 def move(cluster: Cluster, name: str, to: str, reason: Reason = Reason.FILL, unit: int | None = None) -> None:
-    """`Cluster.move` by names."""
-    cluster.move(request(cluster, name), replica(cluster, to), reason, unit)
+    """`Decisions.move` by names."""
+    cluster.decisions.move(request(cluster, name), replica(cluster, to), reason, unit)
 
 
 def place(cluster: Cluster, name: str, on: str) -> None:
-    """`Cluster.place` by names."""
-    cluster.place(request(cluster, name), replica(cluster, on))
+    """`Decisions.place` by names."""
+    cluster.decisions.place(request(cluster, name), replica(cluster, on))
 
 
 def lift(cluster: Cluster, name: str) -> None:
-    """`Cluster.lift` by name."""
-    cluster.lift(request(cluster, name), Reason.MAKE_ROOM)
+    """`Decisions.lift` by name."""
+    cluster.decisions.lift(request(cluster, name), Reason.MAKE_ROOM)
 
 
 def evict(cluster: Cluster, name: str) -> None:
-    """`Cluster.evict` by name."""
-    cluster.evict(request(cluster, name))
+    """`Decisions.evict` by name."""
+    cluster.decisions.evict(request(cluster, name))
 
 
 def settled(cluster: Cluster) -> Plan:
     """The plan, from a cluster that is whole before and after; nothing is left to the next epoch."""
     cluster.check_integrity()
-    plan = cluster.settle()
+    plan = cluster.decisions.settle()
     cluster.check_integrity()
-    assert cluster.settle() == Plan.of(queued=plan.queued)
+    assert cluster.decisions.settle() == Plan.of(queued=plan.queued)
     return plan
 
 

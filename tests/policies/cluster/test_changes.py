@@ -7,6 +7,7 @@ import pytest
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
+from policies.cluster.search import tightest
 from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Move, Reason
@@ -100,9 +101,9 @@ def test_a_waiting_request_changes_class_without_a_crossing() -> None:
 
 def test_the_order_by_room_follows_events() -> None:
     cluster = named("A: p30 | B: q20")
-    assert cluster.tightest(Size(10)) is replica(cluster, "A")
+    assert tightest(cluster, Size(10)) is replica(cluster, "A")
     applied(cluster, Events(sizes=sizes(q=40)))
-    assert cluster.tightest(Size(10)) is replica(cluster, "B")
+    assert tightest(cluster, Size(10)) is replica(cluster, "B")
 
 
 # --- replicas start and are lost ----------------------------------------------------------------------
@@ -110,11 +111,11 @@ def test_the_order_by_room_follows_events() -> None:
 
 def test_a_started_replica_takes_requests() -> None:
     cluster = named("", "s10", starts_as=ReplicaState.STARTING)
-    opened = cluster.open()
-    assert opened is not None and cluster.tightest(Size(10)) is None
-    cluster.settle()
+    opened = cluster.decisions.open()
+    assert opened is not None and tightest(cluster, Size(10)) is None
+    cluster.decisions.settle()
     applied(cluster, Events(started=[opened.id]))
-    assert cluster.tightest(Size(10)) is opened
+    assert tightest(cluster, Size(10)) is opened
 
 
 def test_requests_of_a_lost_replica_wait_in_their_old_order() -> None:
@@ -125,10 +126,10 @@ def test_requests_of_a_lost_replica_wait_in_their_old_order() -> None:
 
 def test_a_lost_replica_may_be_opened_again() -> None:
     cluster = named(supply=1)
-    cluster.open()
-    cluster.settle()
+    cluster.decisions.open()
+    cluster.decisions.settle()
     applied(cluster, Events(lost=[ReplicaId("gpu-0")]))
-    assert cluster.open() is not None
+    assert cluster.decisions.open() is not None
 
 
 def test_departures_and_crossings_on_a_lost_replica_are_left_out() -> None:
@@ -145,7 +146,7 @@ def moving() -> Cluster:
     """`p` is on its way from A to B."""
     cluster = named("A: p30 q10 | B: r20", holds=True)
     move(cluster, "p", "B")
-    assert [m.request for m in cluster.settle().moves] == [P]
+    assert [m.request for m in cluster.decisions.settle().moves] == [P]
     cluster.check_integrity()
     return cluster
 
@@ -163,7 +164,7 @@ def test_without_holds_the_room_is_free_at_once() -> None:
     cluster = named("A: p30 | B:")
     move(cluster, "p", "B")
     assert replica(cluster, "A").room == 100
-    cluster.settle()
+    cluster.decisions.settle()
     assert request(cluster, "p").movable and replica(cluster, "A").room == 100
 
 
@@ -222,7 +223,7 @@ def test_a_move_is_over_once() -> None:
 def test_one_request_after_another_may_be_on_the_move() -> None:
     cluster = moving()
     move(cluster, "q", "B", Reason.FILL, 5)
-    assert cluster.settle().moves == (Move(Q, A, B, Tokens(10), Reason.FILL, 5),)
+    assert cluster.decisions.settle().moves == (Move(Q, A, B, Tokens(10), Reason.FILL, 5),)
     assert held(cluster) == {"A": 40}
     applied(cluster, Events(moved=[Q], stayed=[P]))
     assert held(cluster) == {} and picture(cluster) == "A: p30 | B: q10 r20"
@@ -264,4 +265,4 @@ def test_a_name_may_be_used_again_and_is_not_resting() -> None:
     cluster.rest(P, until=10.0)
     applied(cluster, Events(departed=[P], arrived=[Arrival(P, Tokens(5))]))
     assert request(cluster, "p").movable
-    cluster.begin_epoch(cluster.conditions, 10.0)
+    cluster.decisions.begin_epoch(cluster.conditions, 10.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from policies.cluster.cluster import Cluster
+from policies.cluster.search import tightest
 from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Open, Placement, Plan, Reason
@@ -120,30 +121,30 @@ def test_an_evicted_request_stays_evicted_when_it_is_moved_on() -> None:
 
 def test_opened_and_closed_in_one_epoch_is_nothing_and_the_slot_is_free() -> None:
     cluster = named(supply=1)
-    opened = cluster.open()
-    assert opened is not None and cluster.open() is None
-    cluster.close(opened)
+    opened = cluster.decisions.open()
+    assert opened is not None and cluster.decisions.open() is None
+    cluster.decisions.close(opened)
     assert cluster.supply.left == 1
     assert settled(cluster) == Plan()
 
 
 def test_open_and_close_are_in_the_plan() -> None:
     cluster = named("A: | B: p10")
-    cluster.close(replica(cluster, "A"))
-    cluster.open()
+    cluster.decisions.close(replica(cluster, "A"))
+    cluster.decisions.open()
     assert settled(cluster) == Plan.of(opened=(Open(ReplicaId("gpu-0"), "node-0"),), closed=(A,))
 
 
 def test_the_name_of_a_closed_replica_is_not_used_again_in_the_same_epoch() -> None:
     cluster = named()
-    first = cluster.open()
+    first = cluster.decisions.open()
     assert first is not None
-    cluster.settle()
-    cluster.close(first)
-    second = cluster.open()
+    cluster.decisions.settle()
+    cluster.decisions.close(first)
+    second = cluster.decisions.open()
     assert second is not None and second.id == "gpu-1"
-    cluster.settle()
-    third = cluster.open()
+    cluster.decisions.settle()
+    third = cluster.decisions.open()
     assert third is not None and third.id == "gpu-0"
 
 
@@ -153,7 +154,7 @@ def test_close_with_a_request_raises(holds: bool) -> None:
     if holds:
         move(cluster, "p", "B")
     with pytest.raises(ValueError, match="A is not empty"):
-        cluster.close(replica(cluster, "A"))
+        cluster.decisions.close(replica(cluster, "A"))
 
 
 def test_a_second_replica_of_one_id_raises() -> None:
@@ -176,7 +177,7 @@ def test_a_request_that_cannot_be_raises(name: str, tokens: int, message: str) -
 
 def starting(holds: bool = False) -> Cluster:
     cluster = named("A: p30", "s10", holds=holds, starts_as=ReplicaState.STARTING)
-    cluster.open()
+    cluster.decisions.open()
     return cluster
 
 
@@ -207,9 +208,9 @@ def test_a_running_request_that_is_put_on_a_starting_replica_is_evicted(leave: C
 def test_there_and_back_on_a_replica_that_drains_is_nothing() -> None:
     cluster = named("A: p30 | B:")
     turn(cluster, replica(cluster, "A"), ReplicaState.DRAINING)
-    mark = cluster.mark()
+    mark = cluster.decisions.mark()
     move(cluster, "p", "B")
-    cluster.undo(mark)
+    cluster.decisions.undo(mark)
     assert settled(cluster) == Plan()
     assert picture(cluster) == "A: p30 | B:"
 
@@ -248,7 +249,7 @@ def strand(cluster: Cluster) -> None:
 
 
 def mistake_index(cluster: Cluster) -> None:
-    cluster.tightest(Size(1))
+    tightest(cluster, Size(1))
     replica(cluster, "B").shared += 1
 
 

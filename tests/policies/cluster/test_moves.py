@@ -23,11 +23,11 @@ def rest(cluster: Cluster) -> None:
 def send(cluster: Cluster) -> None:
     """Have an earlier move of the request under way."""
     move(cluster, "p", "C")
-    cluster.settle()
+    cluster.decisions.settle()
 
 
 def use_up(cluster: Cluster) -> None:
-    cluster.moves_left = 0
+    cluster.decisions.moves_left = 0
 
 
 @pytest.mark.parametrize("hinder", [pin, rest, send, use_up])
@@ -36,7 +36,7 @@ def test_a_pinned_request_stays(hinder: Callable[[Cluster], None], leave: Callab
     cluster = named("A: p30 | B: | C:", holds=True)
     hinder(cluster)
     before = picture(cluster)
-    assert not cluster.may_move(request(cluster, "p"))
+    assert not cluster.decisions.may_move(request(cluster, "p"))
     with pytest.raises(ValueError, match="p must stay where it is"):
         leave(cluster, "p")
     assert picture(cluster) == before and settled(cluster) == Plan()
@@ -70,52 +70,52 @@ def test_a_running_request_is_not_placed() -> None:
 
 def test_moving_on_or_back_costs_no_more() -> None:
     cluster = named("A: p30 q10 | B: | C:")
-    cluster.moves_left = 1
+    cluster.decisions.moves_left = 1
     move(cluster, "p", "B")
-    assert cluster.moves_left == 0 and not cluster.may_move(request(cluster, "q"))
+    assert cluster.decisions.moves_left == 0 and not cluster.decisions.may_move(request(cluster, "q"))
     move(cluster, "p", "C")
-    assert cluster.moves_left == 0
+    assert cluster.decisions.moves_left == 0
     move(cluster, "p", "A")
-    assert cluster.moves_left == 1 and cluster.may_move(request(cluster, "q"))
+    assert cluster.decisions.moves_left == 1 and cluster.decisions.may_move(request(cluster, "q"))
 
 
 @pytest.mark.parametrize("waited", [True, False], ids=["it waited", "it was evicted"])
 def test_a_placed_request_moves_without_budget(waited: bool) -> None:
     cluster = named("A: p30 | B:", "s10")
-    cluster.moves_left = 0
+    cluster.decisions.moves_left = 0
     if not waited:
         evict(cluster, "p")
     name = "s" if waited else "p"
     place(cluster, name, "A")
     move(cluster, name, "B")
-    assert cluster.moves_left == 0
+    assert cluster.decisions.moves_left == 0
     assert [p.replica for p in settled(cluster).placements] == [B]
 
 
 def test_lifted_and_placed_costs_one_and_an_eviction_nothing() -> None:
     cluster = named("A: p30 q10 | B:")
-    cluster.moves_left = 2
+    cluster.decisions.moves_left = 2
     lift(cluster, "p")
     lift(cluster, "q")
-    assert cluster.moves_left == 0
+    assert cluster.decisions.moves_left == 0
     place(cluster, "p", "B")
     evict(cluster, "q")
-    assert cluster.moves_left == 1
+    assert cluster.decisions.moves_left == 1
 
 
 def test_lifted_and_never_placed_gives_the_move_back() -> None:
     cluster = named("A: p30")
-    cluster.moves_left = 1
+    cluster.decisions.moves_left = 1
     lift(cluster, "p")
-    cluster.settle()
-    assert cluster.moves_left == 1
+    cluster.decisions.settle()
+    assert cluster.decisions.moves_left == 1
 
 
 def test_undo_gives_back() -> None:
     cluster = named("A: p30 q10 | B:")
-    cluster.moves_left = 2
+    cluster.decisions.moves_left = 2
     move(cluster, "p", "B")
-    mark = cluster.mark()
+    mark = cluster.decisions.mark()
     lift(cluster, "q")
-    cluster.undo(mark)
-    assert cluster.moves_left == 1
+    cluster.decisions.undo(mark)
+    assert cluster.decisions.moves_left == 1

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cluster.capacity import overloaded
 from policies.cluster.changes import Crossing
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
+from policies.cluster.search import fits, needed_room, roomiest, tightest, widest
 from policies.cluster.sizes import Size
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
@@ -23,22 +25,22 @@ def names(*chosen: Replica | None) -> list[str | None]:
 
 def test_best_fit_takes_the_least_room_that_is_enough() -> None:
     cluster = named("A: p30 | B: q60 | C: r80")
-    assert names(cluster.tightest(Size(40)), cluster.tightest(Size(41)), cluster.tightest(Size(71))) == ["B", "A", None]
+    assert names(*(tightest(cluster, Size(tokens)) for tokens in (40, 41, 71))) == ["B", "A", None]
 
 
 def test_worst_fit_takes_the_most_room_if_it_is_enough() -> None:
     cluster = named("A: p60 | B: q30 | C: r80")
-    assert names(cluster.widest(Size(10)), cluster.widest(Size(70)), cluster.widest(Size(71))) == ["B", "B", None]
+    assert names(widest(cluster, Size(10)), widest(cluster, Size(70)), widest(cluster, Size(71))) == ["B", "B", None]
 
 
 def test_of_equals_best_fit_takes_the_oldest_and_worst_fit_the_youngest() -> None:
     cluster = named("C: p50 | A: q50 | B: r50")
-    assert names(cluster.tightest(Size(50)), cluster.widest(Size(50))) == ["C", "B"]
+    assert names(tightest(cluster, Size(50)), widest(cluster, Size(50))) == ["C", "B"]
 
 
 def test_roomiest_are_those_with_the_most_room() -> None:
     cluster = named("A: p60 | B: q30 | C: r80 | D: s30")
-    assert names(*cluster.roomiest()) == ["D", "B", "A", "C"]
+    assert names(*roomiest(cluster)) == ["D", "B", "A", "C"]
 
 
 @pytest.mark.parametrize("others", [0, 40], ids=["most have grown", "one of many has grown"])
@@ -46,51 +48,51 @@ def test_a_replica_whose_requests_have_grown_has_less_room(others: int) -> None:
     cluster = named("A: p60 | B: q50")
     for number in range(others):
         cluster.add_replica(ReplicaId(f"X{number}"), "node", Tokens(10))
-    assert names(*islice(cluster.roomiest(), 2)) == ["B", "A"]
+    assert names(*islice(roomiest(cluster), 2)) == ["B", "A"]
     crossed: list[Crossing] = []
     cluster.resize([(RequestId("q"), Tokens(70))], crossed)
-    assert names(*islice(cluster.roomiest(), 2)) == ["A", "B"]
-    assert names(cluster.tightest(Size(25))) == ["B"]
+    assert names(*islice(roomiest(cluster), 2)) == ["A", "B"]
+    assert names(tightest(cluster, Size(25))) == ["B"]
     cluster.check_integrity()
 
 
 def test_opened_replicas_are_found_and_closed_ones_are_not() -> None:
     cluster = named("A: p60 | B:")
-    assert names(cluster.widest(Size(10))) == ["B"]
-    cluster.close(replica(cluster, "B"))
-    assert names(cluster.widest(Size(10))) == ["A"]
-    cluster.open()
-    assert names(cluster.widest(Size(10))) == ["gpu-0"]
+    assert names(widest(cluster, Size(10))) == ["B"]
+    cluster.decisions.close(replica(cluster, "B"))
+    assert names(widest(cluster, Size(10))) == ["A"]
+    cluster.decisions.open()
+    assert names(widest(cluster, Size(10))) == ["gpu-0"]
 
 
 def test_a_replica_that_changed_before_it_closed_is_not_found() -> None:
     cluster = named("A: p60 | B: q10")
-    assert names(cluster.widest(Size(10))) == ["B"]
-    cluster.evict(request(cluster, "q"))
-    cluster.close(replica(cluster, "B"))
-    assert names(cluster.widest(Size(10))) == ["A"]
+    assert names(widest(cluster, Size(10))) == ["B"]
+    cluster.decisions.evict(request(cluster, "q"))
+    cluster.decisions.close(replica(cluster, "B"))
+    assert names(widest(cluster, Size(10))) == ["A"]
 
 
 def test_a_lost_replica_is_not_found() -> None:
     cluster = named("A: p60 | B: q10")
-    assert names(cluster.widest(Size(10))) == ["B"]
+    assert names(widest(cluster, Size(10))) == ["B"]
     cluster.lose(replica(cluster, "B"))
-    assert names(cluster.widest(Size(10))) == ["A"]
+    assert names(widest(cluster, Size(10))) == ["A"]
 
 
 def test_room_is_found_once_a_move_is_over() -> None:
     cluster = named("A: p60 | B:", holds=True)
-    cluster.move(request(cluster, "p"), replica(cluster, "B"), Reason.FILL)
-    cluster.settle()
-    assert names(cluster.tightest(Size(50))) == [None]
+    cluster.decisions.move(request(cluster, "p"), replica(cluster, "B"), Reason.FILL)
+    cluster.decisions.settle()
+    assert names(tightest(cluster, Size(50))) == [None]
     cluster.release(request(cluster, "p"))
-    assert names(cluster.tightest(Size(50))) == ["A"]
+    assert names(tightest(cluster, Size(50))) == ["A"]
 
 
 def test_accept_is_asked() -> None:
     cluster = named("A: p30 | B: q60")
     assert names(
-        cluster.tightest(Size(10), lambda r: r.id != "B"), cluster.widest(Size(10), lambda r: r.id != "A")
+        tightest(cluster, Size(10), lambda r: r.id != "B"), widest(cluster, Size(10), lambda r: r.id != "A")
     ) == ["A", "B"]
 
 
@@ -99,59 +101,59 @@ def test_full_batches_are_passed_over(accept: Callable[[Replica], bool] | None) 
     cluster = named("A: p60 | B: q10")
     for name, most in ("A", 1), ("B", 1):
         replica(cluster, name).max_requests = most
-    assert names(cluster.tightest(Size(10), accept), cluster.widest(Size(10), accept)) == [None, None]
+    assert names(tightest(cluster, Size(10), accept), widest(cluster, Size(10), accept)) == [None, None]
 
 
 @pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.RUNNING])
 def test_only_running_replicas_are_found(state: ReplicaState) -> None:
     cluster = named("A: p10")
     cluster.add_replica(ReplicaId("B"), "node", Tokens(100), state)
-    assert names(cluster.tightest(Size(91)), cluster.widest(Size(91))) == [None, None]
+    assert names(tightest(cluster, Size(91)), widest(cluster, Size(91))) == [None, None]
 
 
 def test_room_for_everyones_growth_is_kept() -> None:
     cluster = named("A: p30 q20 | B: r70", headroom=5)
-    assert names(cluster.tightest(Size(35)), cluster.tightest(Size(36)), cluster.tightest(Size(20))) == ["A", None, "B"]
+    assert names(*(tightest(cluster, Size(tokens)) for tokens in (35, 36, 20))) == ["A", None, "B"]
 
 
 @pytest.mark.parametrize(
     ("tokens", "need"), [(10, 15), (95, 100), (99, 100), (100, 100), (101, 101)], ids=lambda n: str(n)
 )
 def test_need_is_capped_by_an_empty_replica_but_never_below_the_size(tokens: int, need: int) -> None:
-    assert named(headroom=5).need(tokens) == need
+    assert needed_room(named(headroom=5), tokens) == need
 
 
 def test_a_request_larger_than_a_replica_fits_nowhere() -> None:
     cluster = named("A:", "p101")
-    assert cluster.tightest(Size(101)) is None and not cluster.fits(request(cluster, "p"), replica(cluster, "A"))
+    assert tightest(cluster, Size(101)) is None and not fits(cluster, request(cluster, "p"), replica(cluster, "A"))
 
 
-@pytest.mark.parametrize(("tokens", "fits"), [(40, True), (41, False)], ids=["the last token", "one too many"])
-def test_fits(tokens: int, fits: bool) -> None:
+@pytest.mark.parametrize(("tokens", "expected"), [(40, True), (41, False)], ids=["the last token", "one too many"])
+def test_fits(tokens: int, expected: bool) -> None:
     cluster = named("A: p60", f"s{tokens}")
-    assert cluster.fits(request(cluster, "s"), replica(cluster, "A")) is fits
+    assert fits(cluster, request(cluster, "s"), replica(cluster, "A")) is expected
 
 
 def test_a_full_batch_takes_no_more() -> None:
     cluster = named("A: p60", "s10")
     replica(cluster, "A").max_requests = 1
-    assert not cluster.fits(request(cluster, "s"), replica(cluster, "A"))
+    assert not fits(cluster, request(cluster, "s"), replica(cluster, "A"))
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(-1, []), (0, []), (1, ["A"])])
 def test_overloaded_replicas_exceed_their_capacity(shared: int, expected: list[str]) -> None:
     cluster = named("A: p60 q40 | B: r90")
     replica(cluster, "A").shared = shared
-    assert names(*cluster.overloaded()) == expected
+    assert names(*overloaded(cluster)) == expected
 
 
 def test_reserve_changes_replicas_old_and_new() -> None:
     cluster = named("A: p50 q20")
-    assert names(cluster.tightest(Size(30))) == ["A"]
+    assert names(tightest(cluster, Size(30))) == ["A"]
     impose(cluster, headroom=10)
-    opened = cluster.open()
+    opened = cluster.decisions.open()
     assert opened is not None and opened.headroom == 10
-    assert names(cluster.tightest(Size(1))) == ["gpu-0"]
+    assert names(tightest(cluster, Size(1))) == ["gpu-0"]
 
 
 # --- any sequence of changes --------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def test_reserve_changes_replicas_old_and_new() -> None:
 
 def search(cluster: Cluster, tokens: int, accept: Callable[[Replica], bool]) -> list[str | None]:
     """Best and worst fit by looking at every replica."""
-    need = cluster.need(tokens)
+    need = needed_room(cluster, tokens)
     fitting = [r for r in cluster.replicas.values() if r.accepts and r.room >= need and accept(r)]
     tightest = min(fitting, key=lambda r: (r.room, r.order), default=None)
     widest = max(fitting, key=lambda r: (r.room, r.order), default=None)
@@ -174,23 +176,23 @@ def change(cluster: Cluster, action: int, one: int, other: int) -> None:
     running = chosen.replica is not None
     match action:
         case 0 if not running:
-            cluster.place(chosen, target)
+            cluster.decisions.place(chosen, target)
         case 1 if running and chosen.movable:
-            cluster.move(chosen, target, Reason.FILL)
+            cluster.decisions.move(chosen, target, Reason.FILL)
         case 2 if running and chosen.movable:
-            cluster.lift(chosen, Reason.MAKE_ROOM)
+            cluster.decisions.lift(chosen, Reason.MAKE_ROOM)
         case 3 if running and chosen.source is None:
-            cluster.evict(chosen)
+            cluster.decisions.evict(chosen)
         case 4:
-            cluster.undo(max(cluster.mark() - other, cluster._trail.first))
+            cluster.decisions.undo(max(cluster.decisions.mark() - other, cluster.decisions._final))
         case 5:
-            cluster.open()
+            cluster.decisions.open()
         case 6:
             for replica in replicas[1:]:
                 if not replica.requests and not replica.held:
-                    cluster.close(replica)
+                    cluster.decisions.close(replica)
         case 7:
-            cluster.settle()
+            cluster.decisions.settle()
         case _:
             cluster.add_request(RequestId(f"n{cluster._arrivals}"), Tokens(1 + other))
 
@@ -209,6 +211,6 @@ def test_index_agrees_with_a_search_after_any_changes(
     for action, one, other in changes:
         change(cluster, action, one, other)
         for accept in (lambda r: True), (lambda r: r.order % 2 == 0):
-            found = names(cluster.tightest(Size(tokens), accept), cluster.widest(Size(tokens), accept))
+            found = names(tightest(cluster, Size(tokens), accept), widest(cluster, Size(tokens), accept))
             assert found == search(cluster, tokens, accept), picture(cluster)
         cluster.check_integrity()

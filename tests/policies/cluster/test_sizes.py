@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cluster.cluster import Cluster
-from policies.cluster.sizes import choose
+from policies.cluster.search import best_on_node, fits, tightest, widest
+from policies.cluster.sizes import choose, size_of
 from policies.model import ReplicaId, RequestId, Tokens
 from tests.policies.cluster.named import impose
 from tests.policies.settings import unhurried
@@ -34,10 +35,12 @@ def test_fits_are_those_of_a_search(
         tokens = Tokens(10 * len(prompt) + more)
         cluster.add_request(RequestId(f"q{number}"), tokens, replicas[at % count], names=names(prompt))
     request = cluster.new_request(RequestId("new"), Tokens(10 * len(path) + rest), names=names(path))
-    size = cluster.size(request)
-    fitting = [replica for replica in replicas if cluster.fits(request, replica)]
-    assert cluster.tightest(size) is choose(fitting, size, False) is cluster.best_on_node("node", size, lambda r: True)
-    assert cluster.widest(size) is choose(fitting, size, True)
+    size = size_of(cluster, request)
+    fitting = [replica for replica in replicas if fits(cluster, request, replica)]
+    assert (
+        tightest(cluster, size) is choose(fitting, size, False) is best_on_node(cluster, "node", size, lambda r: True)
+    )
+    assert widest(cluster, size) is choose(fitting, size, True)
     odd = [replica for replica in fitting if replica.order % 2]
-    assert cluster.tightest(size, lambda r: r.order % 2) is choose(odd, size, False)
-    assert cluster.widest(size, lambda r: r.order % 2) is choose(odd, size, True)
+    assert tightest(cluster, size, lambda r: r.order % 2) is choose(odd, size, False)
+    assert widest(cluster, size, lambda r: r.order % 2) is choose(odd, size, True)

@@ -2,7 +2,9 @@
 
 import pytest
 
+from policies.cluster.capacity import strained
 from policies.cluster.replica import Replica
+from policies.cluster.search import needed_room
 from policies.cost.service import ReplicaSpeed, SpeedLimit
 from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaState, RequestId, Tokens
@@ -15,7 +17,7 @@ def busy() -> Replica:
     """Reserves 5 tokens for each request's growth, 2 of them until a decision takes effect."""
     cluster = named("A: p30 q20 r10 s10 | B:", holds=True)
     move(cluster, "s", "B")
-    cluster.settle()
+    cluster.decisions.settle()
     impose(cluster, headroom=5, lead=2)
     return replica(cluster, "A")
 
@@ -32,18 +34,18 @@ def test_sums(busy: Replica, shared: int) -> None:
 def test_a_request_that_is_alone_strains_nothing_by_its_growth() -> None:
     cluster = named("A: p100 | B: q60 r39")
     impose(cluster, headroom=5, lead=2)
-    assert [r.id for r in cluster.strained()] == ["B"]
+    assert [r.id for r in strained(cluster)] == ["B"]
     apply(cluster, Events({RequestId("p"): Tokens(101)}))
-    assert [r.id for r in cluster.strained()] == ["A", "B"]
+    assert [r.id for r in strained(cluster)] == ["A", "B"]
 
 
 def test_replicas_there_and_new_ones_keep_the_headroom_of_the_epoch() -> None:
     cluster = named("A: p10")
     impose(cluster, headroom=5, lead=2)
-    opened = cluster.open()
+    opened = cluster.decisions.open()
     assert opened is not None
     assert [(r.headroom, r.lead) for r in cluster.replicas.values()] == [(5, 2)] * 2
-    assert cluster.need(10) == 15
+    assert needed_room(cluster, 10) == 15
 
 
 def test_waits_are_longer_within_a_block_and_as_before_after_an_exception() -> None:

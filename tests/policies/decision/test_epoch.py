@@ -11,6 +11,7 @@ import pytest
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import tightest
 from policies.cluster.sizes import Size
 from policies.decision.deciding import one_by_one
 from policies.decision.limits import Limits
@@ -38,14 +39,14 @@ class Seen:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
-        return cluster.tightest(Size(request.tokens))
+        return tightest(cluster, Size(request.tokens))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`. A greedy one looks at all that waits, whatever it is told of."""
         self.told.append(changes)
         for waiting in cluster.in_order() if self.greedy else changes.waiting:
-            if target := self.place(cluster, waiting) or cluster.open():
-                cluster.place(waiting, target)
+            if target := self.place(cluster, waiting) or cluster.decisions.open():
+                cluster.decisions.place(waiting, target)
 
 
 def summary(changes: Changes) -> str:
@@ -92,7 +93,7 @@ def test_a_crossing_whose_request_was_evicted_has_no_turn() -> None:
     cluster, events = busy()
     turns = one_by_one(begin(cluster, events, Limits(), now=0.0))
     assert summary(next(turns)) == "-q"
-    cluster.evict(request(cluster, "p"))
+    cluster.decisions.evict(request(cluster, "p"))
     assert summary(next(turns)) == ""
 
 
@@ -109,7 +110,7 @@ def test_a_plan_is_made_for_what_begin_leaves() -> None:
     cluster.rest(P, until=5.0)
     limits = Limits(moves_per_epoch=3)
     begin(cluster, events, limits, now=5.0)
-    assert request(cluster, "p").movable and cluster.moves_left == 3
+    assert request(cluster, "p").movable and cluster.decisions.moves_left == 3
     assert replica(cluster, "A").load == 60 and list(before(cluster).waiting) == [S, T]
 
 
@@ -137,7 +138,7 @@ def test_step_each_plans_can_be_carried_out_one_after_another(spec: str) -> None
         for changes in one_by_one(begin(cluster, events, Limits(), world.now)):
             was = before(cluster)
             world.policy.rebalance(cluster, changes)
-            assert violations(cluster.settle(), was) == []
+            assert violations(cluster.decisions.settle(), was) == []
             cluster.check_integrity()
 
 

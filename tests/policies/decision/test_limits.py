@@ -7,6 +7,7 @@ import pytest
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
+from policies.cluster.search import tightest
 from policies.cluster.sizes import Size
 from policies.decision.conditions import headroom, lead
 from policies.decision.experience import Experience
@@ -29,17 +30,17 @@ class Wander:
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
-        return cluster.tightest(Size(request.tokens))
+        return tightest(cluster, Size(request.tokens))
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """See `Policy.rebalance`."""
         running = cluster.running()
         for wanderer in cluster.requests.values():
             home = wanderer.replica
-            if home is not None and cluster.may_move(wanderer):
-                cluster.move(wanderer, running[(running.index(home) + 1) % len(running)], Reason.FILL)
+            if home is not None and cluster.decisions.may_move(wanderer):
+                cluster.decisions.move(wanderer, running[(running.index(home) + 1) % len(running)], Reason.FILL)
                 if self.back:
-                    cluster.move(wanderer, home, Reason.FILL)
+                    cluster.decisions.move(wanderer, home, Reason.FILL)
 
 
 KEEP = 9
@@ -68,7 +69,7 @@ def test_each_epoch_has_a_budget_of_its_own() -> None:
 def test_moves_there_and_back_leave_the_budget_to_others() -> None:
     cluster = named("A: p10 q10 | B:")
     assert moved(cluster, Limits(1), Wander(back=True)) == ""
-    assert cluster.moves_left == 1
+    assert cluster.decisions.moves_left == 1
 
 
 def test_what_was_moved_stays_until_its_time() -> None:
@@ -76,7 +77,7 @@ def test_what_was_moved_stays_until_its_time() -> None:
     limits = Limits(cooldown_s=5.0)
     times = [10.0, 14.9, 15.0, 19.9, 20.0]
     assert [moved(cluster, limits, now=now) for now in times] == ["p", "", "p", "", "p"]
-    cluster.begin_epoch(cluster.conditions, 25.0)
+    cluster.decisions.begin_epoch(cluster.conditions, 25.0)
     assert not cluster.resting
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
+from policies.cluster.search import roomiest
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts
 from policies.decision.deciding import decide_pool, place
@@ -66,13 +67,13 @@ def standing(memory: PoolMemory) -> dict[str, Any]:
             (q.id, q.tokens, q.pinned, q.resting, q.replica and q.replica.id, q.source and q.source.id)
             for q in cluster.requests.values()
         ],
-        "roomiest": [r.id for r in cluster.roomiest()],
+        "roomiest": [r.id for r in roomiest(cluster)],
         "waiting": list(cluster.waiting),
         "under way": memory.locations.under_way,
         "homes": (memory.locations.homes, memory.locations.leaving, memory.locations.placed),
         "resting": cluster.resting,
         "supply": (cluster.supply.left, sorted(cluster.supply._taken)),
-        "unit": cluster._units,
+        "unit": cluster.decisions._units,
         "roles": memory.learned.prefill_load,
         "paths": memory.learned.estimates._shared,
         "next": (memory.locations._stale, memory.locations._expected, memory.locations._closed),

@@ -46,7 +46,7 @@ def test_the_order_in_which_they_are_closed() -> None:
     begin_epoch(cluster, limits, 0.0)
     open_slack(cluster)
     close_idle(cluster, 0.0, limits.linger_s)
-    assert cluster.settle().closed == ("C", "B")
+    assert cluster.decisions.settle().closed == ("C", "B")
 
 
 def test_a_replica_is_not_idle_while_it_holds_blocks() -> None:

@@ -21,8 +21,8 @@ def drawn(text: str, capacity: int = 100, headroom: int = 0, limit: int | None =
     for name, sizes in zip(ascii_lowercase, text.split("|"), strict=False):
         replica = cluster.add_replica(ReplicaId(name), "node", Tokens(capacity))
         for number, size in enumerate(sizes.split()):
-            cluster.place(cluster.add_request(RequestId(f"{name}{number}"), Tokens(int(size))), replica)
-    cluster.settle()
+            cluster.decisions.place(cluster.add_request(RequestId(f"{name}{number}"), Tokens(int(size))), replica)
+    cluster.decisions.settle()
     return cluster
 
 

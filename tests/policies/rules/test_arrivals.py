@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.cluster.search import tightest
 from policies.cluster.sizes import Size
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.arrivals import Openings, admit
@@ -43,7 +44,7 @@ def test_growth_is_reserved_on_a_replica_that_starts(policy: Policy) -> None:
 def test_the_number_of_requests_is_reserved_on_a_replica_that_starts(policy: Policy) -> None:
     cluster = drawn("99")
     cluster.starts_as = ReplicaState.STARTING
-    starting = cluster.open()
+    starting = cluster.decisions.open()
     assert starting is not None
     starting.max_requests = 2
     assert after(policy, cluster, 30, 30) == "99 |  ; 30 30"
@@ -75,5 +76,5 @@ def test_the_oldest_comes_first_in_whatever_order_they_are_given() -> None:
     cluster = drawn("60", limit=0)
     for size in (30, 20):
         cluster.add_request(RequestId(f"new{size}"), Tokens(size))
-    admit(cluster, reversed(cluster.in_order()), lambda q: cluster.tightest(Size(q.tokens)), Openings(cluster))
+    admit(cluster, reversed(cluster.in_order()), lambda q: tightest(cluster, Size(q.tokens)), Openings(cluster))
     assert shown(cluster) == "60 30 ; 20"

@@ -37,7 +37,7 @@ def test_evicted_requests_wait() -> None:
     cluster = drawn("70 35 | 20 | 90 20")
     assert [q.id for q in relieve(cluster, Overload.EVICT)] == ["a1", "c1"]
     assert shown(cluster) == "70 | 20 | 90 ; 35 20"
-    assert [e.request for e in cluster.settle().evicted] == ["a1", "c1"]
+    assert [e.request for e in cluster.decisions.settle().evicted] == ["a1", "c1"]
 
 
 def test_stalled_requests_stay() -> None:

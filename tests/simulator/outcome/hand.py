@@ -18,10 +18,10 @@ def cluster(*replicas: list[int], starting: int = 0, waiting: int = 0) -> Cluste
     for number, sizes in enumerate(replicas):
         replica = made.add_replica(ReplicaId(f"up{number}"), "node", Tokens(100))
         for size in sizes:
-            made.place(made.add_request(RequestId(f"r{len(made.requests)}"), Tokens(size)), replica)
+            made.decisions.place(made.add_request(RequestId(f"r{len(made.requests)}"), Tokens(size)), replica)
     for number in range(starting):
         made.add_replica(ReplicaId(f"new{number}"), "node", Tokens(100), ReplicaState.STARTING)
-    made.settle()
+    made.decisions.settle()
     return made
 
 

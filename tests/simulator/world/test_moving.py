@@ -199,7 +199,7 @@ def test_an_eviction_that_leads_nowhere_does_not_happen() -> None:
     """An engine preempts by itself where it must; a request is on some replica from its placement on."""
 
     def evict(cluster: Cluster) -> None:
-        cluster.evict(cluster.requests[RequestId("a")])
+        cluster.decisions.evict(cluster.requests[RequestId("a")])
 
     log = play([job("a")], {3: evict}, MOVES, up=1)
     assert log.transfers == [] and log.lives["a"].preemptions == 0
@@ -210,8 +210,8 @@ def test_an_eviction_that_leads_nowhere_does_not_happen() -> None:
 def test_an_eviction_that_leads_somewhere_is_a_move(startup_s: float) -> None:
     def elsewhere(cluster: Cluster) -> None:
         request = cluster.requests[RequestId("a")]
-        cluster.evict(request)
-        cluster.place(request, cluster.replicas[ReplicaId("gpu-1")])
+        cluster.decisions.evict(request)
+        cluster.decisions.place(request, cluster.replicas[ReplicaId("gpu-1")])
 
     log = play([job("a", output=300)], {0: elsewhere}, replace(MOVES, startup_s=startup_s), up=2)
     [moved] = log.transfers

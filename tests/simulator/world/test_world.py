@@ -109,7 +109,7 @@ def test_without_preemption_memory_has_no_end() -> None:
 
 def test_an_evicted_request_loses_no_token_and_counts_it() -> None:
     def evict(cluster: Cluster) -> None:
-        cluster.evict(cluster.requests[RequestId("b")])
+        cluster.decisions.evict(cluster.requests[RequestId("b")])
 
     jobs = [job("a", output=40), job("b", output=40)]
     life = play(jobs, {3: evict}, up=1, until=30.0).lives["b"]

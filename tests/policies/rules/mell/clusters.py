@@ -48,9 +48,9 @@ def cluster(
         state = ReplicaState.STARTING if name.endswith("*") else ReplicaState.RUNNING
         replica = made.add_replica(ReplicaId(name.rstrip("*")), node or "n0", C, state)
         for request in _arrived(made, requests):
-            made.place(request, replica)
+            made.decisions.place(request, replica)
     _arrived(made, waiting)
-    made.settle()
+    made.decisions.settle()
     return made
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.cluster.capacity import overloaded
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.model import RequestId, Tokens
@@ -64,4 +65,4 @@ def test_each_operation_alone_ends_well_too(policy: Mell) -> None:
     plans = step_each(made, events, policy)
     made.check_integrity()
     assert len(plans) == 5  # a departure, a change of class, growth, an arrival, and closing
-    assert not made.waiting and not made.overloaded()
+    assert not made.waiting and not overloaded(made)

@@ -48,10 +48,10 @@ def test_kept_up_to_date(seed: int) -> None:
         request = rng.choice(list(made.requests.values()))
         there, target = request.replica, rng.choice(list(made.replicas.values()))
         if there is not None:
-            made.lift(request, Reason.FILL)
+            made.decisions.lift(request, Reason.FILL)
             kept.touch(there)
         if target.room >= request.tokens:
-            made.place(request, target)
+            made.decisions.place(request, target)
             kept.touch(target)
         assert list(answers(kept)) == list(answers(board(made)))
 
@@ -110,7 +110,7 @@ def test_a_pinned_medium_request_is_passed_over() -> None:
 def test_where_moves_take_time_a_request_fits_its_home() -> None:
     made = cluster("A: L.6 x.4", holds=True)
     unit = single(named(made, "x"))
-    made.lift(named(made, "x"), Reason.OVERLOAD)
+    made.decisions.lift(named(made, "x"), Reason.OVERLOAD)
     (home,) = made.replicas.values()
     assert home.room == 0
     assert board(made).fits(unit, home)
@@ -128,4 +128,4 @@ def test_undone_changes_leave_no_trace() -> None:
     work.undo(mark)
     assert shown(made) == before
     assert list(answers(work.board)) == list(answers(board(made)))
-    assert made.settle().moves == ()
+    assert made.decisions.settle().moves == ()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.cluster.capacity import overloaded
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.mell import Mell, mell, mell_repaired
@@ -55,7 +56,7 @@ def test_an_overload_that_nothing_can_take_is_left_to_the_engine(policy: Mell, b
     made = cluster(before, more=0)
     plan = plan_after(policy, made, grown=grown)
     assert (plan.moves, plan.evicted, plan.queued) == ((), (), ())
-    assert made.overloaded()
+    assert overloaded(made)
 
 
 @both

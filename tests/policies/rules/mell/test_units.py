@@ -48,8 +48,8 @@ def test_multi_items_are_tiny_and_complete(sizes: list[int]) -> None:
 def test_multi_items_go_by_age_and_not_by_when_a_request_came_to_the_replica() -> None:
     made = cluster("A: a.1 b.1 c.1")
     (replica,) = made.replicas.values()
-    made.lift(named(made, "a"), Reason.FILL)
-    made.place(named(made, "a"), replica)
+    made.decisions.lift(named(made, "a"), Reason.FILL)
+    made.decisions.place(named(made, "a"), replica)
     assert [[q.id for q in unit.requests] for unit in tiny_units(replica, made.classes)] == [["a", "b"], ["c"]]
 
 

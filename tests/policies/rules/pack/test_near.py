@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
+from policies.cluster.search import needed_room
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.rules.pack import Pack
@@ -77,7 +78,7 @@ def rooms(cluster: Cluster, source: Replica, tokens: int, near: bool) -> list[Re
     return [
         r
         for r in cluster.running()
-        if r is not source and r.room >= cluster.need(tokens) and (r.node == source.node or not near)
+        if r is not source and r.room >= needed_room(cluster, tokens) and (r.node == source.node or not near)
     ]
 
 

@@ -15,8 +15,8 @@ def test_a_request_is_found_as_by_sorting(sizes: list[tuple[int, bool]], tokens:
     for number, (size, pinned) in enumerate(sizes):
         request = cluster.add_request(RequestId(f"q{number}"), Tokens(size))
         request.pinned = pinned
-        cluster.place(request, replica)
-    cluster.settle()
+        cluster.decisions.place(request, replica)
+    cluster.decisions.settle()
     movable = sorted((q for q in replica.requests.values() if not q.pinned), key=by_size)
     assert smallest(cluster, replica.requests.values(), tokens) is next(
         (q for q in movable if q.tokens >= tokens), None
