@@ -25,7 +25,7 @@ from simulator.workload.recording import RecordedReplicas, is_recording, read_tr
 from simulator.workload.sessions import SHAPES
 from simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workload, read_trace
 from simulator.world.setup import Setup
-from simulator.world.world import speed_of
+from simulator.world.terms import speed_of
 
 POISSON_HORIZON_S = 3600.0
 LIVE_COOLDOWN_S = 5.0

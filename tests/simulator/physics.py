@@ -18,7 +18,7 @@ from simulator.world.engine import Memory, Settled, SimulatedEngine
 from simulator.world.live import Live
 from simulator.world.observer import Life, Transfer
 from simulator.world.setup import Setup
-from simulator.world.world import World
+from simulator.world.world import World, one_pool
 
 COMPUTE = ComputeCosts(linear=((1, 0.01), (100, 0.01), (200, 0.11)), chunk_tokens=200)
 """A step takes 10 ms for up to 100 tokens, and 1 ms more for every token beyond."""
@@ -157,7 +157,7 @@ def world(
     setup = Setup(
         Tokens(capacity), rate, gpus_per_node=nodes_of, horizon_s=until, min_replicas=up, block_tokens=block_tokens
     )
-    return World(policy.under(costs), setup, costs, log), log
+    return one_pool(policy.under(costs), setup, costs, log), log
 
 
 def play(

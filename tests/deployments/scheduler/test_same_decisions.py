@@ -6,7 +6,7 @@ report the same to the live scheduler, through its gatherer, roster and dispatch
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -44,10 +44,14 @@ from policies.prefix.evacuation import CachedContext, ContextCopy
 from policies.rules.registry import POLICIES, policy
 from simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
 from simulator.workload.workload import Job
+from simulator.world.devices import Devices
+from simulator.world.loop import Loop
 from simulator.world.observer import Observer
+from simulator.world.pool import PoolSpec, SimulatedPool
 from simulator.world.reports import PHASES
 from simulator.world.setup import Setup
-from simulator.world.world import World, terms_of
+from simulator.world.terms import terms_of
+from simulator.world.world import World
 from tests.counts import scaled
 from tests.deployments.scheduler.fakes import FakeListing, FakeMembership, FakeModes, FakeRoles, Present, Reporting
 from tests.deployments.scheduler.test_scheduler import FakeScaler
@@ -82,45 +86,55 @@ class Arrived:
     decision: Decision
 
 
-class Written(World):
-    """A world that writes down what happens to its scheduler."""
+class WrittenPool(SimulatedPool):
+    """A pool that writes down what happens to its scheduler."""
 
-    def __init__(self, spec: str, setup: Setup, observer: Observer) -> None:
-        super().__init__(policy(spec), setup, COSTS, observer)
+    def __init__(self, spec: PoolSpec, loop: Loop, devices: Devices, ask_early: Callable[[], None]) -> None:
+        super().__init__(spec, loop, devices, ask_early)
         self.script: list[Look | Arrived | tuple[Plan, ...]] = []
         self._known: dict[ReplicaId, Status] = {}
         self._profiles: dict[ReplicaId, Profile] = {}
 
-    def _observed(self) -> PoolReport:
-        seen = super()._observed()
+    def observed(self) -> PoolReport:
+        seen = super().observed()
         for replica in seen.lost:
             del self._known[replica]
         self._known |= {status.id: status for status in seen.replicas}
         self._profiles |= seen.profiles
         loads = tuple(self._load(status) for status in self._known.values())
-        self.script.append(Look(self.loop.now, loads, dict(self._profiles), seen.moves))
+        self.script.append(Look(self._loop.now, loads, dict(self._profiles), seen.moves))
         return seen
 
-    def _decide(self, now: float) -> tuple[Plan, ...]:
-        plans = tuple(super()._decide(now))
-        self.script.append(plans)
-        return plans
+    def carry_out(self, plans: Sequence[Plan]) -> None:
+        super().carry_out(plans)
+        self.script.append(tuple(plans))
 
     def _decide_placement(self, arrival: Arrival) -> Decision:
         decision = super()._decide_placement(arrival)
-        self.script.append(Arrived(self.loop.now, arrival, decision))
+        self.script.append(Arrived(self._loop.now, arrival, decision))
         return decision
 
     def _load(self, status: Status) -> ReplicaLoad:
         there = [live for live in self.lives.values() if live.at == status.id]
         requests = tuple(
-            RequestLoad(q.id, "", Tokens(q.reported), PHASES[q.stage], self.loop.now - q.job.arrival_s, q.moves)
+            RequestLoad(q.id, "", Tokens(q.reported), PHASES[q.stage], self._loop.now - q.job.arrival_s, q.moves)
             for q in there
         )
         held = sum(q.tokens for q in requests if q.phase is not Phase.WAITING)
         return ReplicaLoad(
             status.id, status.state, status.node, CAPACITY, 1, Blocks(CAPACITY - held), 1 << 30, requests
         )
+
+
+class WrittenWorld(World):
+    """A world of one pool, which is `written`."""
+
+    def __init__(self, spec: str, setup: Setup, observer: Observer) -> None:
+        super().__init__([PoolSpec(SOLE_POOL, policy(spec), setup, COSTS, observer)], setup.max_gpus)
+
+    def _pool(self, spec: PoolSpec) -> SimulatedPool:
+        self.written = WrittenPool(spec, self.loop, self.devices, self._ask_early)
+        return self.written
 
 
 class Told:
@@ -302,9 +316,10 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
     terms = terms_of(setup, costs)
     assert replace(terms, policy=spec, limits=config.terms.limits, speed=None) == config.terms
     log = Log()
-    world = Written(spec, setup, log)
-    world._memory.terms = replace(world._memory.terms, boundaries=config.terms.boundaries)
-    world._memory.learned.estimates._boundaries = config.terms.boundaries
+    world = WrittenWorld(spec, setup, log)
+    memory = world.written.memory
+    memory.terms = replace(memory.terms, boundaries=config.terms.boundaries)
+    memory.learned.estimates._boundaries = config.terms.boundaries
     load = (100, 6.0) if config.auto_prefills else (1500, 1.0)
     world.run(list(jobs(random.Random(seed), 50.0, *load)))
-    await ScriptedScheduler(config, terms.speed).play(world.script)
+    await ScriptedScheduler(config, terms.speed).play(world.written.script)

@@ -20,7 +20,7 @@ from simulator.workload.workload import Job
 from simulator.world.engine import SimulatedEngine
 from simulator.world.observer import Life
 from simulator.world.setup import Setup
-from simulator.world.world import World
+from simulator.world.world import World, one_pool
 from tests.simulator.physics import COMPUTE
 
 COSTS = Costs("computes", slots=False, compute=COMPUTE)
@@ -52,9 +52,9 @@ def lives(
         copies=migration is not None,
         sizes=sizes,
     )
-    world = World(policy("worst_fit"), setup, replace(COSTS, migration=migration), recorder)
+    world = one_pool(policy("worst_fit"), setup, replace(COSTS, migration=migration), recorder)
     world.run(jobs)
-    for replica, engine in world.replicas.engines.items():
+    for replica, engine in world.pools[0].replicas.engines.items():
         assert engine.cache is not None
         assert len(engine.cache.blocks.idle) == len(engine.cache.blocks.named), (
             f"{replica} has blocks in use without requests"
@@ -105,9 +105,9 @@ def test_blocks_are_dropped_for_running_requests() -> None:
 
 def test_the_decision_knows_the_caches() -> None:
     setup = Setup(Tokens(1000), horizon_s=20.0, min_replicas=1, max_gpus=1, block_tokens=BLOCK)
-    world = World(policy("pack"), setup, COSTS, EventRecorder(lambda now: None))
+    world = one_pool(policy("pack"), setup, COSTS, EventRecorder(lambda now: None))
     world.run([job("first", 0.0, LONG)])
-    tree = world._memory.router.tree
+    tree = world.pools[0].memory.router.tree
     tree.check_integrity()
     (replica,) = tree.replicas
     assert tree.match((*LONG, 500)) == {replica: HeldPrefix(30)}
@@ -117,7 +117,7 @@ def test_shares_of_prompt_tokens_are_metrics() -> None:
     recorder = EventRecorder(lambda now: None)
     setup = Setup(Tokens(1000), horizon_s=20.0, min_replicas=1, max_gpus=1, block_tokens=BLOCK)
     jobs = [job("first", 0.0, LONG), job("second", 5.0, LONG)]
-    World(policy("pack"), setup, COSTS, recorder).run(jobs)
+    one_pool(policy("pack"), setup, COSTS, recorder).run(jobs)
     found = measure(recorder, jobs, Window(0.0, 20.0))
     shares = {name: found[f"cache_{name}"] for name in ("available", "predicted", "delivered", "not_delivered")}
     assert shares == pytest.approx(
@@ -193,16 +193,16 @@ def closed(link: MigrationCosts, capacity: int = 1000) -> tuple[World, Simulated
         copies=True,
         sizes=Sizes.MARGINAL,
     )
-    world = World(policy("worst_fit"), setup, replace(COSTS, migration=link), EventRecorder(lambda now: None))
+    world = one_pool(policy("worst_fit"), setup, replace(COSTS, migration=link), EventRecorder(lambda now: None))
     world.run([job("first", 0.0, LONG), job("other", 0.1, OTHER)])
-    donor, other = sorted(world.replicas.engines.values(), key=lambda engine: -engine.cache.leading(LONG))  # type: ignore[union-attr]
-    world._close(donor.replica)
+    donor, other = sorted(world.pools[0].replicas.engines.values(), key=lambda engine: -engine.cache.leading(LONG))  # type: ignore[union-attr]
+    world.pools[0]._close(donor.replica)
     return world, donor, other
 
 
 def test_gpu_that_closes_copies_its_contexts_to_those_that_stay() -> None:
     world, _, other = closed(FAST)
-    copies = world._closing_copies
+    copies = world.pools[0]._closing_copies
     assert other.cache is not None and copies is not None
     assert (other.cache.leading(LONG), copies.count) == (0, 1), "it stays for the copies"
     world.loop.run(21.0)
@@ -212,11 +212,11 @@ def test_gpu_that_closes_copies_its_contexts_to_those_that_stay() -> None:
 
 def test_gpu_that_closes_stays_for_ten_seconds_at_most() -> None:
     world, _, other = closed(SLOW)
-    assert other.cache is not None and world._closing_copies is not None
+    assert other.cache is not None and world.pools[0]._closing_copies is not None
     world.loop.run(29.0)
-    assert world._closing_copies.count == 1
+    assert world.pools[0]._closing_copies.count == 1
     world.loop.run(31.0)
-    assert (other.cache.leading(LONG), world._closing_copies.count) == (0, 0)
+    assert (other.cache.leading(LONG), world.pools[0]._closing_copies.count) == (0, 0)
 
 
 def test_gpu_that_closes_leaves_hotter_contexts_of_others_alone() -> None:

@@ -11,7 +11,7 @@ from policies.rules.registry import policy
 from simulator.costs.costs import Costs, LinkCosts
 from simulator.workload.workload import Job
 from simulator.world.setup import Setup
-from simulator.world.world import World
+from simulator.world.world import World, one_pool
 from tests.simulator.physics import COMPUTE, MIGRATION, Log, job
 
 COSTS = Costs(
@@ -26,7 +26,7 @@ def played(prefill_gpus: int, rule: str = "pack", costs: Costs = COSTS) -> tuple
     """Sixty requests on three GPUs."""
     setup = Setup(Tokens(20_000), horizon_s=60.0, min_replicas=3, max_gpus=3, prefill_gpus=prefill_gpus)
     log, dice = Log(), random.Random(7)
-    made = World(policy(rule), setup, costs, log)
+    made = one_pool(policy(rule), setup, costs, log)
     made.run([job(f"r{i}", at=0.3 + i * 0.4, prompt=dice.randint(300, 1200), output=200) for i in range(60)])
     assert len(log.lives) == 60
     return made, log
@@ -35,7 +35,7 @@ def played(prefill_gpus: int, rule: str = "pack", costs: Costs = COSTS) -> tuple
 @pytest.mark.parametrize("rule", ["pack", "best_fit", "load_balance", "mell"])
 def test_requests_are_prefilled_on_one_gpu_and_decode_on_the_others(rule: str) -> None:
     made, log = played(1, rule)
-    roles = [replica.role for replica in made.cluster.running()]
+    roles = [replica.role for replica in made.pools[0].cluster.running()]
     assert sorted(roles) == [Role.DECODE, Role.DECODE, Role.PREFILL]
     handed = [each for each in log.transfers if each.reason is Reason.DISAGGREGATE]
     assert len(handed) == 60 and {(each.path, each.outcome) for each in handed} == {(Path.KV, "moved")}
@@ -50,7 +50,7 @@ def test_decoding_requests_do_not_wait_for_prefills() -> None:
 
 def test_without_costs_of_moves_every_gpu_does_both() -> None:
     made, log = played(1, costs=replace(COSTS, migration=None))
-    assert {replica.role for replica in made.cluster.running()} == {Role.BOTH}
+    assert {replica.role for replica in made.pools[0].cluster.running()} == {Role.BOTH}
     assert not [each for each in log.transfers if each.reason is Reason.DISAGGREGATE]
 
 
@@ -80,7 +80,7 @@ def cached(returns: bool) -> int:
     """The tokens that the conversations' prefills find."""
     counts = {"min_replicas": 3, "max_gpus": 3, "prefill_gpus": 1, "block_tokens": 16}
     setup, log = Setup(Tokens(32_000), horizon_s=200.0, returns=returns, **counts), Log()  # type: ignore[arg-type]
-    World(policy("pack"), setup, COSTS, log).run(conversations())
+    one_pool(policy("pack"), setup, COSTS, log).run(conversations())
     assert len(log.lives) == 32
     return sum(life.cached for life in log.lives.values())
 

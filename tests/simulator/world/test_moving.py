@@ -14,8 +14,9 @@ from simulator.workload.workload import Job
 from simulator.world.live import Live
 from simulator.world.loop import Turn
 from simulator.world.observer import Transfer
+from simulator.world.pool import SimulatedPool
 from simulator.world.setup import Setup
-from simulator.world.world import World, simulate
+from simulator.world.world import simulate
 from tests.simulator.physics import COMPUTE, MIGRATION, Log, Scripted, job, move, play, world
 
 FLUID = Costs("fluid", slots=False)
@@ -66,7 +67,7 @@ def to_a_target_with(names: Sequence[int], evicted_s: float | None = None) -> Tr
     """The move by KV of a request with `NAMES` to a target that has these blocks, until they are evicted."""
 
     def prepare(cluster: Cluster) -> None:
-        cache = played.replicas.engines[ReplicaId("gpu-1")].cache
+        cache = played.pools[0].replicas.engines[ReplicaId("gpu-1")].cache
         assert cache is not None
         cache.claim(RequestId("before"), names, 10 * len(names) + 1)
         cache.fill(RequestId("before"), 10 * len(names))
@@ -107,7 +108,7 @@ def test_a_request_whose_kv_is_not_there_moves_by_tokens(
     jobs: list[Job], epoch: int, fell_back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played, log = world(Scripted({epoch: move("b", 1)}), MOVES, up=2, nodes_of=1)
-    reports = reported_moves(played, monkeypatch)
+    reports = reported_moves(played.pools[0], monkeypatch)
     played.run(jobs)
     assert [each.path for each in log.transfers] == ["tokens"]
     assert {(each.moved, each.path, each.fell_back, each.cause) for each in reports} == {
@@ -115,15 +116,15 @@ def test_a_request_whose_kv_is_not_there_moves_by_tokens(
     }
 
 
-def reported_moves(played: World, monkeypatch: pytest.MonkeyPatch) -> list[MoveReport]:
-    """The reports of a world's moves, as they come."""
+def reported_moves(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> list[MoveReport]:
+    """The reports of a pool's moves, as they come."""
     reports: list[MoveReport] = []
 
     def reported(live: Live, report: MoveReport) -> None:
         reports.append(report)
-        World.reported(played, live, report)
+        SimulatedPool.reported(pool, live, report)
 
-    monkeypatch.setattr(played, "reported", reported)
+    monkeypatch.setattr(pool, "reported", reported)
     return reports
 
 
@@ -133,7 +134,7 @@ PREFILLS = replace(COMPUTES, migration=MIGRATION)
 
 def test_a_prefill_is_followed_up_to_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     played, log = world(Scripted({0: move("a", 1)}), PREFILLS, up=2)
-    reports = reported_moves(played, monkeypatch)
+    reports = reported_moves(played.pools[0], monkeypatch)
     played.run([job("a", at=0.7, prompt=900)])
     [moved] = log.transfers
     # At 1 s, 400 tokens are computed, and copied in 0.4 s. The prefill ends at 1.15 s with a token, and 25 more follow.
@@ -148,7 +149,7 @@ def test_a_prefill_is_followed_up_to_its_first_token(monkeypatch: pytest.MonkeyP
 def test_the_wait_for_a_prefill_is_no_time_of_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = replace(PREFILLS, migration=replace(MIGRATION, intra=LinkCosts(100_000.0)))
     played, log = world(Scripted({0: move("a", 1)}), fast, up=2)
-    reports = reported_moves(played, monkeypatch)
+    reports = reported_moves(played.pools[0], monkeypatch)
     played.run([job("a", at=0.95, prompt=900)])
     [moved] = log.transfers
     took_s = {each.took_s for each in reports}
@@ -252,7 +253,7 @@ def test_a_request_that_ends_while_it_is_copied_cancels_its_move() -> None:
     [moved] = log.transfers
     assert (moved.outcome, moved.completed, moved.sent, moved.ended_s) == ("ended", False, 200, 3.0)
     assert log.lives["a"].moves == 0
-    assert [engine.free(9.0) for engine in played.replicas.engines.values()] == [1000, 1000]
+    assert [engine.free(9.0) for engine in played.pools[0].replicas.engines.values()] == [1000, 1000]
 
 
 def test_a_request_that_is_preempted_while_it_is_copied_is_handed_over_at_once() -> None:

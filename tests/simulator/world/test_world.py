@@ -20,7 +20,7 @@ from simulator.workload.workload import Job
 from simulator.world.live import Stage
 from simulator.world.loop import Turn
 from simulator.world.setup import Setup
-from simulator.world.world import World, simulate
+from simulator.world.world import one_pool, simulate
 from tests.policies.stepping import Events, step
 from tests.simulator.physics import COMPUTE, MIGRATION, Log, job, move, play
 
@@ -198,7 +198,7 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
         def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
             nonlocal checked
             Log.decided(self, now, cluster, plans, closing)
-            for name, engine in played.replicas.engines.items():
+            for name, engine in pool.replicas.engines.items():
                 queues = engine.scheduler
                 waiting = {each.id for each in queues.waiting}
                 here = {*queues.running, *waiting, *engine.reserved, *engine.handed}
@@ -208,10 +208,11 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
 
     def is_running(request: RequestId) -> bool:
         """A placement whose request ended before any report counts until it expires."""
-        return request in played.lives and played.lives[request].stage is not Stage.OVER
+        return request in pool.lives and pool.lives[request].stage is not Stage.OVER
 
     setup = Setup(Tokens(1000), 25.0, gpus_per_node=2, horizon_s=100.0)
-    played = World(policy("load_balance"), setup, costs, Check())
+    played = one_pool(policy("load_balance"), setup, costs, Check())
+    (pool,) = played.pools
     played.run(workload(5, 80.0, rate=2.0))
     assert checked > 1000
 
@@ -232,12 +233,13 @@ def test_engines_whose_size_changes_every_second_lose_no_request(seed: int, bloc
     setup = Setup(Tokens(capacity), 25.0, horizon_s=900.0, min_replicas=2, max_gpus=6, block_tokens=block_tokens)
     jobs = [each for each in workload(seed, 300.0) if each.prompt + each.output <= capacity // 2]
     costs = Costs("moves", slots=False, compute=COMPUTE, migration=MIGRATION)
-    played = World(policy("pack"), setup, costs, log)
+    played = one_pool(policy("pack"), setup, costs, log)
+    (pool,) = played.pools
 
     def resize() -> None:
-        for replica in played.replicas.engines:
-            played.resize(replica, Tokens(dice.randrange(capacity // 2, 2 * capacity)))
-        assert played.cluster.capacity in (1, capacity), "the unit follows no size"
+        for replica in pool.replicas.engines:
+            pool.resize(replica, Tokens(dice.randrange(capacity // 2, 2 * capacity)))
+        assert pool.cluster.capacity in (1, capacity), "the unit follows no size"
 
     for second in range(900):
         played.loop.at(second + 0.5, Turn.LINK, resize)
