@@ -543,7 +543,7 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What decisions change beside sums, in order: of replicas, waiting requests and activations."""
+    """The state that decisions change beside sums, in order: of replicas, waiting requests and activations."""
 
     replicas: tuple[_Standing, ...]
     waiting: tuple[RequestId, ...]

@@ -1,4 +1,4 @@
-"""What decisions need to know of a simulated pool: its limits, and its speeds where they are given and not learned."""
+"""The limits of a simulated pool for its decisions, and its speeds where they are given and not learned."""
 
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts

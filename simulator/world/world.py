@@ -101,5 +101,5 @@ class World:
 
 
 def _shared(spec: PoolSpec) -> tuple[object, ...]:
-    """What all pools of a world have in common."""
+    """The epochs, the horizon, the size of nodes and the kind of costs, which are the same for all pools of a world."""
     return spec.setup.epoch_s, spec.setup.horizon_s, spec.setup.gpus_per_node, spec.costs.slots

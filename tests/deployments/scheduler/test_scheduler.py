@@ -25,7 +25,7 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import IngressId
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
-from policies.cluster.cluster import Cluster
+from policies.cluster.decisions import Decisions
 from policies.cost.latencies import ERROR, ServiceTimes
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
@@ -832,7 +832,7 @@ async def test_an_epoch_that_fails_is_followed_by_another() -> None:
 
 @pytest.mark.parametrize(
     ("where", "method"),
-    [(Locations, "take_replicas"), (Roster, "_settle"), (LivePool, "watch_closing"), (Cluster, "settle")],
+    [(Locations, "take_replicas"), (Roster, "_settle"), (LivePool, "watch_closing"), (Decisions, "settle")],
 )
 async def test_the_epoch_after_one_that_failed_decides_on_a_snapshot(
     monkeypatch: pytest.MonkeyPatch, where: type, method: str
