@@ -398,7 +398,7 @@ class Cluster:
             self.held[request.id] = request.tokens
 
     def snapshot(self) -> "Snapshot":
-        """What `restore` needs to restore replicas, their order, and the order of requests."""
+        """The replicas, their order and the order of requests, as `restore` puts them back."""
         replicas = tuple(_Standing.of(replica) for replica in self.replicas.values())
         return Snapshot(replicas, tuple(self.waiting), self._activations)
 

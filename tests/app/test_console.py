@@ -114,13 +114,13 @@ def test_after_a_request_to_end_only_mells_warnings_are_left() -> None:
     assert shown([*READY, *rest, MOVED, WARNING], console) == ["12:38:38 WARNING Engine g99h16co: the guard ended"]
 
 
-FAILED = f"{CONTROLLER}ERROR {TIME} controller 429 -- Failed to update the deployments ['Ingress']."
+GIVEN_UP = f"{CONTROLLER}ERROR {TIME} controller 429 -- Failed to update the deployments ['Ingress']."
 
 
 def test_serves_verdict_counts_before_the_application_is_ready() -> None:
     before, after = Console(), Console()
-    shown([FAILED], before)
-    shown([*READY, FAILED], after)
+    shown([GIVEN_UP], before)
+    shown([*READY, GIVEN_UP], after)
     assert (before.has_failed, after.has_failed) == (True, False)
 
 

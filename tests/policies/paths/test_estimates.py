@@ -427,7 +427,7 @@ def test_a_move_by_another_path_than_chosen_counts_for_the_path_taken(chosen: Pa
     assert predicted(estimates).path is chosen
     for _ in range(10):
         estimates.learn(record(ordered, whole_s=5.1 + HANDOVER_S), 0.0)
-        assert predicted(estimates).path in Path
+        predicted(estimates)  # for the next move
     half = predicted(estimates, 500)
     kv_s, tokens_s = 0.1 + 2.5 + HANDOVER_S, 0.5 + 4.1 + HANDOVER_S
     assert {Path.KV: half.kv_s, Path.TOKENS: half.tokens_s}[ordered] == pytest.approx(
