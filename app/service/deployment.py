@@ -84,6 +84,8 @@ class IngressBackend:
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self._initial = config.initial_replicas
         self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
+        self.is_listening = config.port is None
+        """True once requests are taken; at once where Serve's proxy takes them."""
         self._started = False
         self._logged_running: int | None = None
         self._scheduler = scheduler_client(app)
@@ -140,11 +142,11 @@ class IngressBackend:
         self._peers = running
 
     def check_started(self) -> None:
-        """Log the progress of the start until as many replicas run as are to run at the start."""
+        """Log the progress of the start until requests are taken, and as many replicas run as are to run then."""
         if self._started:
             return
         running = len(self._membership.running)
-        if running >= self._initial:
+        if running >= self._initial and self.is_listening:
             self._started = True
             log.info(_READY.format(url=self._url))
         elif running != self._logged_running:
@@ -382,6 +384,7 @@ class IngressReplica:
             bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
             self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))
             log.info("listening on %s", _own_url(config))
+            self._backend.is_listening = True
             self._backend.check_started()
 
     async def __serve_build_asgi_app__(self) -> Starlette:
