@@ -72,7 +72,7 @@ class Console:
     def __init__(self) -> None:
         self.is_ready = False
         self.has_failed = False
-        """True once Serve has given the application up before it was ready."""
+        """True once Serve has given the application up before it was ready, and before an end was requested."""
         self.ends = False
         """Set by the owner, once an end is requested."""
         self._dashboard = ""
@@ -104,7 +104,7 @@ class Console:
             shown = severity > _Severity.NOTE or progress or (ours and self.is_ready)
         shown = shown and _NOISE.search(text) is None
         self._begin(sender, severity, shown)
-        if severity is _Severity.ERROR and not self.is_ready and line["component"] == "controller":
+        if severity is _Severity.ERROR and line["component"] == "controller" and not (self.is_ready or self.ends):
             self.has_failed |= _FAILED.match(text) is not None
         if shown:
             self.is_ready |= progress and text.startswith(_READY)

@@ -134,21 +134,25 @@ class CommandOutput:
         self._hidden: deque[str] = deque(maxlen=_TAIL)
         self._is_open = True
         self._on_failure = on_failure
-        self.has_failed = False
         self._show(f"starting; all output goes to {self.path}")
+
+    @property
+    def has_failed(self) -> bool:
+        """True once Serve has given up the start of the application."""
+        return self._console.has_failed
 
     def read(self, lines: IO[str]) -> None:
         """Handle all lines until the last process that writes has ended."""
         with lines:
             for line in lines:
                 self._file.emit(logging.makeLogRecord({"msg": line.rstrip("\n")}))
+                had_failed = self.has_failed
                 chosen = list(self._console.choose(line))
                 for each in chosen:
                     self._show(each)
                 if not chosen:
                     self._hidden.append(line)
-                if self._console.has_failed and not self.has_failed:
-                    self.has_failed = True
+                if self.has_failed and not had_failed:
                     self._on_failure()
 
     def end(self, why: str = _STOPPING) -> None:

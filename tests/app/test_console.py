@@ -117,11 +117,13 @@ def test_after_a_request_to_end_only_mells_warnings_are_left() -> None:
 GIVEN_UP = f"{CONTROLLER}ERROR {TIME} controller 429 -- Failed to update the deployments ['Ingress']."
 
 
-def test_serves_verdict_counts_before_the_application_is_ready() -> None:
-    before, after = Console(), Console()
+def test_serves_verdict_counts_before_the_application_is_ready_and_before_an_end_is_requested() -> None:
+    before, after, ending = Console(), Console(), Console()
     shown([GIVEN_UP], before)
     shown([*READY, GIVEN_UP], after)
-    assert (before.has_failed, after.has_failed) == (True, False)
+    ending.ends = True
+    shown([GIVEN_UP], ending)
+    assert (before.has_failed, after.has_failed, ending.has_failed) == (True, False, False)
 
 
 def test_errors_of_a_replica_that_is_tried_again_are_no_verdict() -> None:
