@@ -84,7 +84,7 @@ class IngressBackend:
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self._initial = config.initial_replicas
         self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
-        self.is_listening = config.port is None
+        self._is_listening = config.port is None
         """True once requests are taken; at once where Serve's proxy takes them."""
         self._started = False
         self._logged_running: int | None = None
@@ -133,7 +133,7 @@ class IngressBackend:
 
     def _changed(self, membership: Membership) -> None:
         self.streams.watch(membership)
-        self.check_started()
+        self._check_started()
 
     def _peers_changed(self, membership: Membership) -> None:
         running = frozenset(membership.running)
@@ -141,12 +141,17 @@ class IngressBackend:
             self._processes.forget(gone)
         self._peers = running
 
-    def check_started(self) -> None:
+    def begin_listening(self) -> None:
+        """Called once the port is open."""
+        self._is_listening = True
+        self._check_started()
+
+    def _check_started(self) -> None:
         """Log the progress of the start until requests are taken, and as many replicas run as are to run then."""
         if self._started:
             return
         running = len(self._membership.running)
-        if running >= self._initial and self.is_listening:
+        if running >= self._initial and self._is_listening:
             self._started = True
             log.info(_READY.format(url=self._url))
         elif running != self._logged_running:
@@ -181,7 +186,7 @@ class IngressBackend:
             wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted(self._pool)
             if wanted is not None:
                 self._initial = min(self._initial, wanted)
-                self.check_started()
+                self._check_started()
 
     def health(self) -> str | None:
         """See `Backend.health`."""
@@ -384,8 +389,7 @@ class IngressReplica:
             bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
             self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))
             log.info("listening on %s", _own_url(config))
-            self._backend.is_listening = True
-            self._backend.check_started()
+            self._backend.begin_listening()
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""

@@ -195,16 +195,18 @@ class TokenBatch:
         usable = (len(sequence.context) - 1) // self._size if sequence.reads_cache else 0
         return self.pool.match(self._names(sequence, usable))
 
-    def _fits(self, sequence: BatchedSequence) -> bool:
-        cached = self._cached(sequence)
-        return self.pool.room_beside(cached) >= self._lacks(sequence) - len(cached)
-
     def _admit(self) -> BatchedSequence | None:
         """Admit the first waiting request if there is room; its cached blocks count as computed. None if not."""
-        sequence = self.scheduler.admit(self._fits)
+        cached: list[TokenBlock] = []
+
+        def fits(sequence: BatchedSequence) -> bool:
+            cached[:] = self._cached(sequence)
+            return self.pool.room_beside(cached) >= self._lacks(sequence) - len(cached)
+
+        sequence = self.scheduler.admit(fits)
         if sequence is None:
             return None
-        sequence.blocks = self._cached(sequence)
+        sequence.blocks = cached
         self.pool.claim(sequence.blocks)
         sequence.computed = len(sequence.blocks) * self._size
         if sequence.cached is None:

@@ -165,13 +165,11 @@ def place(
     request = memory.locations.add_request(
         arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter, names=arrival.names
     )
-    held = memory.router.match(arrival)
     memory.router.take_names(arrival.id, arrival.names)
-    expires_at = now + memory.terms.placement_ttl_s
-    placed = Placed(label, None, arrival.tokens, now, expires_at + RETRY_S, arrival.precedence, arrival.adapter)
     if not _has_running(cluster, barred):
-        memory.add_placement(request.id, placed)
+        memory.add_placement(request.id, _placed(memory, arrival, None, label, now))
         return NoReplica()
+    held = memory.router.match(arrival)
     routed, onward = _placing(memory, request, arrival, held, barred, now)
     placing = routed.placing
     replica = cluster.replicas[placing.replica]
@@ -188,7 +186,7 @@ def place(
         placing = Queue(replica.id, matched)
     if not exclude:
         memory.learned.experience.observe_arrival(arrival.tokens, now)
-    placed = replace(placed, replica=replica.id, expires_at=expires_at)
+    placed = _placed(memory, arrival, replica.id, label, now)
     memory.add_placement(request.id, placed, placing.matched.predicted)
     if then is None:
         cluster.locate(request, replica)
@@ -200,6 +198,12 @@ def place(
             cluster.rest(request.id, now + cooldown_s)
     cluster.pin(request)
     return placing
+
+
+def _placed(memory: PoolMemory, arrival: Arrival, replica: ReplicaId | None, label: str, now: float) -> Placed:
+    """The placement of an arrival. On no replica, it lasts until the arrival's next try, which renews it."""
+    expires_at = now + memory.terms.placement_ttl_s + (RETRY_S if replica is None else 0.0)
+    return Placed(label, replica, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
 
 
 def placing_order(memory: PoolMemory, arrivals: Sequence[Arrival], now: float) -> list[Arrival]:

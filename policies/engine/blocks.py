@@ -68,15 +68,19 @@ class NamedBlocks(Generic[B]):
                 del self.idle[block.name]
             block.users += 1
 
-    def enter(self, block: B, name: int) -> None:
-        """Let a full block be found by its name, unless another block is. Without users it is idle."""
-        if name in self.named:
-            return
+    def enter(self, block: B, name: int) -> B:
+        """Let a full block be found by its name, unless another block is. Without users it is idle.
+
+        Returns the block that is found.
+        """
+        if (found := self.named.get(name)) is not None:
+            return found
         block.name = name
         self.named[name] = block
         if not block.users:
             self.idle[name] = block
         self._changed.toggle(name)
+        return block
 
     def release(self, blocks: Sequence[B]) -> int:
         """Remove a user from a request's blocks, in context order; of the unused ones, the last is dropped first.

@@ -72,11 +72,10 @@ class SimulatedCache:
     def fill(self, request: RequestId, tokens: int) -> None:
         """Add the blocks of a request's first `tokens` tokens, which are computed or have arrived."""
         use = self._uses[request]
-        for name in use.names[len(use.blocks) : tokens // self.block_tokens]:
-            self.blocks.enter(Block(), name)
-            found = self.blocks.match((name,))
-            self.blocks.claim(found)
-            use.blocks += found
+        names = use.names[len(use.blocks) : tokens // self.block_tokens]
+        filled = [self.blocks.enter(Block(), name) for name in names]
+        self.blocks.claim(filled)
+        use.blocks += filled
 
     def take_in(self, names: Sequence[int]) -> None:
         """Add blocks that have been copied here, and that nobody uses yet. The last of them is dropped first."""

@@ -131,7 +131,7 @@ class State(Described):
         "share count once. Only with `scheduler.sizes` `marginal`.",
     )
     estimates: dict[str, Any] = Field(
-        default_factory=dict, description="Estimates of links, replicas and engine steps."
+        default_factory=dict, description="Estimates of links, hand-overs and engine steps."
     )
     resting_pairs: list[list[str]] = Field(
         default_factory=list, description="Source and target between which moves fail."
