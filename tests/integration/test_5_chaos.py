@@ -1,6 +1,7 @@
 """Faults at random times, and forced moves: no stream has more than a pause, and nothing leaks."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,15 +12,18 @@ from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import ChaosRun
 from benchmarks.chaos.server import connect
 from benchmarks.chaos.watch import ClusterWatch
-from benchmarks.soak.forcing import Forcing, RoundShape, calculated
+from benchmarks.soak.forcing import ForcedRound, Forcing, RoundShape, calculated
 from tests.counts import LONG
 from tests.integration.application import Application
 
 SEED, EVERY_S = 1, 1.8
 SPAN_S = 300.0 if LONG else 24.0
 ROUNDS, MOVES = (20 if LONG else 1), 150
+COMMITTED, EACH = 80, 20
+MOST_ROUNDS = ROUNDS + 5
+"""A machine's speed decides how many moves a round holds, so further rounds follow until so many are committed."""
 
-pytestmark = pytest.mark.timeout(1200 if LONG else 300)
+pytestmark = pytest.mark.timeout(1200 if LONG else 600)
 
 
 async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
@@ -41,9 +45,19 @@ async def test_forced_moves_change_nothing(paced: Application) -> None:
         watch = ClusterWatch(server)
         await watch.look()
         forcing = Forcing(server, watch, shape, SEED, calculated)
-        rounds = [await forcing.round(number, MOVES) for number in range(ROUNDS)]
-    assert [(done.bad, done.leaks) for done in rounds] == [([], [])] * ROUNDS
-    assert [done.verdicts for done in rounds] == [[StreamVerdict.EXACT] * shape.streams] * ROUNDS
-    moves = Counter((move["path"], move["outcome"], move["error"]) for done in rounds for move in done.moves)
-    committed = Counter({path: moves[path, "committed", None] for path in ("kv", "tokens")})
-    assert committed.total() >= 80 and min(committed.values()) >= 20, moves
+        rounds: list[ForcedRound] = []
+        while len(rounds) < ROUNDS or (len(rounds) < MOST_ROUNDS and not _are_enough(_committed(rounds))):
+            rounds.append(await forcing.round(len(rounds), MOVES))
+    assert [(done.bad, done.leaks) for done in rounds] == [([], [])] * len(rounds)
+    assert [done.verdicts for done in rounds] == [[StreamVerdict.EXACT] * shape.streams] * len(rounds)
+    moves = [move for done in rounds for move in done.moves]
+    assert _are_enough(_committed(rounds)) and _committed(rounds).total() >= 0.8 * len(moves), moves
+
+
+def _committed(rounds: Sequence[ForcedRound]) -> Counter[str]:
+    """Committed moves by path."""
+    return Counter(move["path"] for done in rounds for move in done.moves if move["outcome"] == "committed")
+
+
+def _are_enough(committed: Counter[str]) -> bool:
+    return committed.total() >= COMMITTED and min(committed["kv"], committed["tokens"]) >= EACH
