@@ -31,7 +31,7 @@ from migration.run.slots import Lease
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
 from migration.run.world import MigrationLimits, MigrationWorld
-from policies.model import Blocks, Bytes, ReplicaId
+from policies.model import SOLE_POOL, Blocks, Bytes, ReplicaId
 from policies.plan import Path, Reason
 
 SLOTS = 4
@@ -78,6 +78,7 @@ class TransferEnd:
         peer, cache = ActorPeer(TARGET, target), self._cache
         world = MigrationWorld(
             self._name,
+            SOLE_POOL,
             SingleRequestHost(spec),
             cache,
             self._transport,

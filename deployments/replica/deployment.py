@@ -160,6 +160,7 @@ class EngineReplica:
     def _make_world(self, config: MigrationSettings, hides_handed_over: bool) -> MigrationWorld:
         return MigrationWorld(
             replica=self._id,
+            pool=self._pool,
             host=self._host,
             blocks=self._engine,
             transport=self._transport,

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from policies.causes import Cause
-from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, Blocks, Bytes, PoolId, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
 from policies.prefix.copies import CopyReason
 
@@ -39,6 +39,8 @@ class CopyAccount:
 @dataclass(frozen=True, slots=True)
 class MigrationRecord(CopyAccount):
     """One migration. `outcome` is None while it runs; `state` is the source session's.
+
+    `pool` is the pool of both replicas, by the name of their deployment. A record without one is of the sole pool.
 
     `trigger` is why it was ordered; `reason` is a text of it and of the detour, if the path is not the one asked for:
     "overload; kv failed: ...". `cause` is why the migration ended without effect (`error` is its text), or why it went
@@ -76,6 +78,7 @@ class MigrationRecord(CopyAccount):
     resume_s: float | None = None
     predicted_kv_s: float | None = None
     predicted_tokens_s: float | None = None
+    pool: PoolId = SOLE_POOL
 
     @property
     def whole_s(self) -> float | None:

@@ -112,6 +112,7 @@ class SourceRun:
             resume_s=self._times.resume_s,
             predicted_kv_s=self._order.predicted_kv_s,
             predicted_tokens_s=self._order.predicted_tokens_s,
+            pool=self._world.pool,
             **asdict(self._copy.account),
         )
 

@@ -8,7 +8,7 @@ from migration.protocol.request import Trait
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import prefill_limit_s, time_limit_s
 from migration.run.slots import Slots
-from policies.model import Bytes, ReplicaId
+from policies.model import Bytes, PoolId, ReplicaId
 
 ROUND_FLOOR_S, FINAL_FLOOR_S = 10.0, 2.0
 """The least time limits of copies while the request runs, and during its pause."""
@@ -56,9 +56,10 @@ class MigrationLimits:
 
 @dataclass(frozen=True, slots=True)
 class MigrationWorld:
-    """The parts of the source replica that a migration uses."""
+    """The parts of the source replica that a migration uses. `pool` is the replica's."""
 
     replica: ReplicaId
+    pool: PoolId
     host: SourceHost
     blocks: BlockStore
     transport: Transport

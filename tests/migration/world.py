@@ -26,11 +26,12 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import ReplicaId, RequestId
+from policies.model import PoolId, ReplicaId, RequestId
 from policies.plan import Move, Reason
 from tests.deployments.engine.fake_engine import FakeEngine
 
 INGRESS = IngressId("ingress")
+POOL = PoolId("Pool")
 SLOT_BLOCKS = 8
 LIMITS = MigrationLimits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
 
@@ -110,7 +111,7 @@ class Replica:
         self.host = RequestHost(engine, self.outboxes, clock, lambda: self.room)
         workers = engine.fingerprint.workers
         self.slots = Slots(2, slot_blocks * engine.fingerprint.shard_bytes, [HostSegment.create] * workers)
-        world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
+        world = MigrationWorld(self.id, POOL, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
         self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), loads_no_adapter, lease_s)
         self.calls = calls_of(self.id, self.moves, engine, limits.adopt_s)

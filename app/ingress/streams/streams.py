@@ -243,6 +243,7 @@ class RequestJournal:
             pause_s=took_s,
             duration_s=took_s,
             started_at=time.time() - took_s,
+            pool=self._pool,
         )
         log.warning(
             "request %s continues on %s: %s",

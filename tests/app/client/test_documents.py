@@ -4,7 +4,7 @@ import pytest
 
 from app.client.documents import parse_match, parse_records, parse_state
 from migration.protocol.record import Outcome
-from policies.model import Phase
+from policies.model import SOLE_POOL, Phase
 from tests.app.client.sample import BUSY, MATCHED, MOVED, match, record, replica, request, state
 
 
@@ -45,6 +45,12 @@ def test_records_are_read_with_their_derived_members() -> None:
     assert committed.outcome is Outcome.COMMITTED and committed.predicted_s == 0.05
     assert committed.whole_s == pytest.approx(0.048 - 0.0066 + 0.015)
     assert (aborted.outcome, running.outcome) == (Outcome.ABORTED, None)
+
+
+def test_a_record_without_a_pool_belongs_to_the_sole_one() -> None:
+    old = record("m")
+    del old["pool"]
+    assert [found.pool for found in parse_records([old, record("m", pool="Other")])] == [SOLE_POOL, "Other"]
 
 
 def test_members_of_a_newer_version_are_ignored() -> None:

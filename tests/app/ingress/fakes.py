@@ -54,13 +54,13 @@ from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
-from policies.model import SOLE_POOL, Blocks, PoolId, ReplicaId, RequestId, Role
+from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.deployments.scheduler.fakes import FakeMembership
 from tests.migration import world
-from tests.migration.world import INGRESS, spec
+from tests.migration.world import INGRESS, POOL, spec
 from tests.virtual_time import now
 
 LIMITS = MigrationLimits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
@@ -302,6 +302,7 @@ class AnsweringScheduler:
         return [self._scheduler.decide(call) for call in calls]
 
     async def record(self, pool: PoolId, record: MigrationRecord) -> None:
+        assert pool == POOL
         self._scheduler.records.append(record)
 
     async def copied(self, pool: PoolId, record: CopyRecord) -> None:
@@ -450,7 +451,7 @@ def make_service(
     wires = Wires(replicas)
     members = FakeMembership(on_change=lambda membership: service.streams.watch(membership))
     scheduler = Scheduler(order or names, lambda: members.running)
-    placer = Placer(scheduler, SOLE_POOL, members, place_timeout_s)
+    placer = Placer(scheduler, POOL, members, place_timeout_s)
     streams = Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s, max_engine_losses, clock=now)
     service = Service(replicas, wires, scheduler, placer, streams)
     service.members = members

@@ -36,7 +36,7 @@ from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
 from tests.migration.world import loads_no_adapter
@@ -103,6 +103,7 @@ class RealReplica:
         self.transport = make_transport(settings, sizes)
         self._world = MigrationWorld(
             self.id,
+            SOLE_POOL,
             self.host,
             engine,
             self.transport,

@@ -12,7 +12,7 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
-from tests.migration.world import Pair, make_pair, spec
+from tests.migration.world import POOL, Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
 KV, TOKENS = PathRequest.KV, PathRequest.TOKENS
@@ -31,6 +31,11 @@ async def moved(pair: Pair, path: PathRequest = KV) -> MigrationRecord:
     """The record of such a move."""
     await moving(pair, path)
     return await pair.settled()
+
+
+async def test_a_record_names_the_pool_of_its_source() -> None:
+    record = await moved(make_pair())
+    assert record.pool == record.to_json()["pool"] == POOL
 
 
 @pytest.mark.parametrize("path", [KV, TOKENS])

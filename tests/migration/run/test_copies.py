@@ -31,7 +31,7 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import Bytes, ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
 from tests.migration.world import LocalPeer, calls_of, loads_no_adapter
@@ -99,7 +99,7 @@ def make_cluster(
         engine = PacedEngine("m", read_pace(pace))
         host = RequestHost(engine, Outboxes(clock), clock, room_of(engine))
         slots = Slots(3, SLOT_BLOCKS * engine.fingerprint.shard_bytes, [HostSegment.create])
-        parts = id, host, engine, transport or SharedSlots(), slots
+        parts = id, SOLE_POOL, host, engine, transport or SharedSlots(), slots
         world = MigrationWorld(*parts, LIMITS, clock, time.time, hides_handed_over)
         moves = Moves(world, host, peer_in(cluster), lease_s)
         copies = Copies(world, engine, peer_in(cluster), loads_no_adapter, lease_s)

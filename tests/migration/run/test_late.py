@@ -37,7 +37,7 @@ from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
 from migration.run.world import MigrationLimits, MigrationWorld
 from policies.causes import Cause
-from policies.model import Blocks, ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, Blocks, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
 from tests.migration.shards import shards
@@ -243,7 +243,7 @@ def parts(calls: list[object], host: Any) -> tuple[Any, MigrationWorld]:
     peer = Calls("peer", calls, id=B, cancel=cancel)
     blocks: Any = Calls("blocks", calls, fingerprint=MARKS, computed=computed)
     rest: Any = Calls("rest", calls)
-    return peer, MigrationWorld(A, host, blocks, rest, rest, MigrationLimits(), now, lambda: 0.0)
+    return peer, MigrationWorld(A, SOLE_POOL, host, blocks, rest, rest, MigrationLimits(), now, lambda: 0.0)
 
 
 class ReaderShell(Shell):

@@ -19,7 +19,7 @@ from policies.model import ReplicaId
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, served, whole
 from tests.deployments.engine.fake_engine import FakeEngine
-from tests.migration.world import spec
+from tests.migration.world import POOL, spec
 from tests.virtual_time import now
 
 pytestmark = pytest.mark.virtual_time
@@ -44,6 +44,7 @@ async def test_a_death_is_recorded_as_a_migration_by_tokens() -> None:
     (record,) = service.scheduler.records
     assert (record.request_id, record.label) == (request.id, request.label)
     assert (record.source, record.target, record.path, record.outcome) == ("a", "b", "tokens", Outcome.COMMITTED)
+    assert record.pool == POOL
     assert record.reason.startswith("replica lost: ") and record.state == "resubmitted"
 
 
