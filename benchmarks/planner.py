@@ -263,7 +263,7 @@ class LivePath:
         self._arrived: list[Arrival] = []
         sizes = _sizes(documents)
         config = SchedulerConfig(policy=spec, bounds=(1, count), linger_s=1e9, foresight_s=0.0, sizes=sizes)
-        telemetry = Telemetry()
+        telemetry = Telemetry(SOLE_POOL)
         dispatch = Dispatch(self, Records(telemetry))
 
         def keep(fresh: Iterable[MigrationRecord]) -> None:
@@ -272,8 +272,9 @@ class LivePath:
 
         clock = lambda: self.now  # noqa: E731
         gatherer = Gatherer(self, self.roster, clock, config.report_timeout_s, keep, lambda: None)
-        pool = LivePool(SOLE_POOL, 1, SteadyListing(count), gatherer, self.roster, dispatch, SteadyScaler(count))
-        self._epochs = Epochs(config, (pool,), SchedulerMemory(config.terms), telemetry, clock)
+        scaler = SteadyScaler(count)
+        pool = LivePool(SOLE_POOL, 1, SteadyListing(count), gatherer, self.roster, dispatch, scaler, telemetry)
+        self._epochs = Epochs(config, (pool,), SchedulerMemory(config.terms), clock)
 
     def serving(self) -> Iterable[ReplicaId]:
         """See `Reporters.serving`."""

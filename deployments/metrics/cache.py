@@ -9,6 +9,7 @@ from deployments.cache.mirror import Resync
 from deployments.cache.occupancy import CacheReport, Recomputed
 from deployments.metrics.exposition import Family, expose
 from migration.protocol.record import CopyCounts, CopyOutcome
+from policies.model import PoolId
 from policies.prefix.copies import CopyReason
 
 CACHE_TOKENS = "Prompt tokens of requests, by stage: on replicas prompt and delivered, before them the others."
@@ -19,13 +20,13 @@ COPY_BYTES = "KV bytes sent by copies of cached prefixes."
 
 
 def expose_cache(
-    report: CacheReport, made: CopyCounts, recomputed: Mapping[Recomputed, int], replica: str
+    report: CacheReport, made: CopyCounts, recomputed: Mapping[Recomputed, int], pool: PoolId, replica: str
 ) -> tuple[Family, ...]:
     """The metrics of a replica's cache, of the copies that it has made, and of the contexts that it has `recomputed`.
 
-    Their label `replica` is the replica's id.
+    Their label `replica` is the replica's id, and `pool` its pool's.
     """
-    return expose(_Cache(report, made, recomputed), {"replica": replica})
+    return expose(_Cache(report, made, recomputed), {"replica": replica, "pool": pool})
 
 
 class _Cache:

@@ -6,7 +6,7 @@ of its bucket. An update in Ray costs about 5 us, which is fine once per migrati
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -18,13 +18,22 @@ from prometheus_client.utils import floatToGoString
 from ray.serve import metrics
 
 
+class LabelledRegistry(CollectorRegistry):
+    """A registry whose metrics all have the same `labels`: `expose` adds them to its samples, instruments to Ray's."""
+
+    def __init__(self, labels: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self.labels = dict(labels or {})
+
+
 class Counter:
     """A growing count. Both formats append `_total` to `name`."""
 
-    def __init__(self, name: str, help: str, registry: CollectorRegistry, labels: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, help: str, registry: LabelledRegistry, labels: Sequence[str] = ()) -> None:
         self._labels = tuple(labels)
         self._own = prometheus_client.Counter(name, help, self._labels, registry=registry)
-        self._rays = metrics.Counter(name, help, self._labels)
+        self._rays = metrics.Counter(name, help, (*registry.labels, *self._labels))
+        self._rays.set_default_tags(dict(registry.labels))
 
     def inc(self, value: float = 1.0, *labels: str) -> None:
         """Add `value`."""
@@ -36,10 +45,11 @@ class Counter:
 class Gauge:
     """A current number."""
 
-    def __init__(self, name: str, help: str, registry: CollectorRegistry, labels: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, help: str, registry: LabelledRegistry, labels: Sequence[str] = ()) -> None:
         self._labels = tuple(labels)
         self._own = prometheus_client.Gauge(name, help, self._labels, registry=registry)
-        self._rays = metrics.Gauge(name, help, self._labels)
+        self._rays = metrics.Gauge(name, help, (*registry.labels, *self._labels))
+        self._rays.set_default_tags(dict(registry.labels))
 
     def set(self, value: float, *labels: str) -> None:
         """Set the number to `value`."""
@@ -54,13 +64,14 @@ class Histogram:
         self,
         name: str,
         help: str,
-        registry: CollectorRegistry,
+        registry: LabelledRegistry,
         buckets: Sequence[float],
         labels: Sequence[str] = (),
     ) -> None:
         self._labels = tuple(labels)
         self._own = prometheus_client.Histogram(name, help, self._labels, buckets=buckets, registry=registry)
-        self._rays = metrics.Histogram(name, help, list(buckets), self._labels)
+        self._rays = metrics.Histogram(name, help, list(buckets), (*registry.labels, *self._labels))
+        self._rays.set_default_tags(dict(registry.labels))
 
     def observe(self, value: float, *labels: str) -> None:
         """Add an observation."""

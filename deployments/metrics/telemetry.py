@@ -1,20 +1,18 @@
-"""The scheduler's metrics: migrations, replicas, GPU time, and in mode `observe` the results of the dry run."""
+"""The scheduler's metrics of a pool: migrations, replicas, GPU time, and in mode `observe` the dry run's results."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable
 from math import inf, nan
 
-from prometheus_client import CollectorRegistry
-
 from deployments.metrics.cache import CACHE_TOKENS, COPIES, COPY_BYTES
 from deployments.metrics.exposition import Family, expose
-from deployments.metrics.instruments import Counter, Gauge, Histogram
+from deployments.metrics.instruments import Counter, Gauge, Histogram, LabelledRegistry
 from migration.protocol.record import CopyRecord, MigrationRecord, Outcome
 from policies.cost.latencies import NO_TIMES
 from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.level.service import STATES, ServiceReport
 from policies.decision.limits import Mode
-from policies.model import ReplicaState, Role
+from policies.model import PoolId, ReplicaState, Role
 from policies.plan import Path
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.routing import Matched
@@ -25,10 +23,10 @@ _FREE_S = [0.5, 1, 2, 5, 10, 20, 30, 60, 120]
 
 
 class Telemetry:
-    """The scheduler's metrics, in a registry of their own."""
+    """The scheduler's metrics of one pool, in a registry of their own. Their label `pool` is the pool's id."""
 
-    def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
+    def __init__(self, pool: PoolId) -> None:
+        registry = self._registry = LabelledRegistry({"pool": pool})
         self._migrations = Counter("mell_migrations", "Migrations that ended.", registry, ("path", "reason", "outcome"))
         self._pause = Histogram(
             "mell_migration_pause_seconds",
@@ -77,7 +75,7 @@ class Telemetry:
 
     def expose(self, replica: str) -> tuple[Family, ...]:
         """All metrics, with `replica`, the scheduler's own id, as a label."""
-        return expose(self._registry, {"replica": replica})
+        return expose(self._registry, {"replica": replica, **self._registry.labels})
 
     def migrated(self, record: MigrationRecord) -> None:
         """Count a migration that has ended."""
@@ -156,7 +154,7 @@ class Telemetry:
 class _Service:
     """The metrics of a service level."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: LabelledRegistry) -> None:
         self._state = Gauge("mell_service_state", "1 for the present state of the service level.", registry, ("state",))
         self._step = Gauge("mell_service_step_seconds", "Longest decoding step of a replica, predicted.", registry)
         self._limit = Gauge("mell_service_step_limit_seconds", "Limit of a decoding step.", registry)
@@ -187,6 +185,6 @@ class _Service:
 class _DryRun:
     """The metrics of a dry run."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: LabelledRegistry) -> None:
         self.needed = Gauge("mell_dry_run_replicas_needed", "Replicas that mode act would need.", registry)
         self.moves = Counter("mell_dry_run_moves", "Moves that mode act would begin.", registry)

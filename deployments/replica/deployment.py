@@ -238,7 +238,7 @@ class EngineReplica:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
-        cache = expose_cache(self._cache(), self._copies.made, self._recomputation.ended, self._id)
+        cache = expose_cache(self._cache(), self._copies.made, self._recomputation.ended, self._pool, self._id)
         return (*await asyncio.to_thread(expose_engine, self._id), *cache)
 
     # --- for the ingress ------------------------------------------------------------------------------

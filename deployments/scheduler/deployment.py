@@ -74,7 +74,6 @@ class LiveScheduler:
         config: SchedulerConfig,
         fence: int,
         pools: Sequence[PoolPorts],
-        telemetry: Telemetry,
         clock: Clock,
         wall_clock: Clock,
         modes: ModeStore,
@@ -82,7 +81,6 @@ class LiveScheduler:
         self._id = id
         self._config = config
         self._clock = clock
-        self._telemetry = telemetry
         # The listings of all pools have the application's time of deployment.
         self._ordered = OrderedMode(config.mode, modes, pools[0].listing)
         terms = replace(config.terms, mode=self._ordered.mode)
@@ -90,7 +88,7 @@ class LiveScheduler:
         self._recorder = _recorder(config, terms, fence)
         self._pools = {
             ports.pool: PoolScheduler(
-                config, fence, ports, memory.pool(ports.pool), telemetry, clock, wall_clock, lambda: self._epochs
+                config, fence, ports, memory.pool(ports.pool), clock, wall_clock, lambda: self._epochs
             )
             for ports in pools
         }
@@ -98,7 +96,6 @@ class LiveScheduler:
             config,
             [pool.live for pool in self._pools.values()],
             memory,
-            telemetry,
             clock,
             self._recorder,
             lambda: self._ordered.mode,
@@ -145,7 +142,7 @@ class LiveScheduler:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`."""
-        return self._telemetry.expose(self._id)
+        return tuple(family for pool in self._pools.values() for family in pool.metrics(self._id))
 
     async def record(self, pool: PoolId, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
@@ -225,26 +222,25 @@ class EpochScheduler(LiveScheduler):
         take_niceness_of_parent()
         self._listener = await ChannelListener.start(get_node_ip_address())
         app = own_app()
-        telemetry, clock, wall_clock = Telemetry(), time.monotonic, time.time
+        clock, wall_clock = time.monotonic, time.time
         fence = next_fence(app)
         self._memberships: list[ServeMembership] = []
-        pools = [self._ports(app, pool, config, telemetry, clock, wall_clock) for pool in topology.pools]
-        super().__init__(own_id(), config, fence, pools, telemetry, clock, wall_clock, ServeModeStore(app))
+        pools = [self._ports(app, pool, config, clock, wall_clock) for pool in topology.pools]
+        super().__init__(own_id(), config, fence, pools, clock, wall_clock, ServeModeStore(app))
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
         self._loop = asyncio.create_task(self.run())
         self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))
         log.info("scheduler started with fence %d, mode %s, policy %s", fence, self._epochs.mode, config.policy)
 
-    def _ports(
-        self, app: str, pool: PoolId, config: SchedulerConfig, telemetry: Telemetry, clock: Clock, wall_clock: Clock
-    ) -> PoolPorts:
+    def _ports(self, app: str, pool: PoolId, config: SchedulerConfig, clock: Clock, wall_clock: Clock) -> PoolPorts:
         replicas = engines(app, pool)
         # A replica that has left Serve's list may need evacuation.
         membership = ServeMembership(pool, app, f"scheduler-{pool}-{own_id()}", lambda _: self._epochs.hurry())
         self._memberships.append(membership)
         listing = ServeListing(app, pool, config.report_timeout_s)
+        telemetry = Telemetry(pool)
         scaler = ServeScaler(app, pool, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
-        return PoolPorts(pool, replicas, membership, listing, scaler, ServeRoleStore(app, pool))
+        return PoolPorts(pool, replicas, membership, listing, scaler, ServeRoleStore(app, pool), telemetry)
 
     async def check_health(self) -> None:
         """Raise `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""

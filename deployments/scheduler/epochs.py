@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
-from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.dry_run import DryRun
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recorder import Recorder
@@ -47,7 +46,6 @@ class Epochs:
         config: SchedulerConfig,
         pools: Sequence[LivePool],
         memory: SchedulerMemory,
-        telemetry: Telemetry,
         clock: Clock,
         recorder: Recorder | None = None,
         ordered: Callable[[], Mode] | None = None,
@@ -55,7 +53,6 @@ class Epochs:
         self._config = config
         self._pools = pools
         self._memory = memory
-        self._telemetry = telemetry
         self._clock = clock
         self._recorder = recorder
         self._ordered = ordered
@@ -121,8 +118,8 @@ class Epochs:
         passed_s, self.last = now - self.last, now
         seen = Observation(now, tuple(pool.observe() for pool in self._pools))
         await asyncio.sleep(0)
-        states = (state for pool in self._pools for state in pool.states())
-        self._telemetry.epoch(states, passed_s, sum(pool.scaler.wanted for pool in self._pools))
+        for pool in self._pools:
+            pool.telemetry.epoch(pool.states(), passed_s, pool.scaler.wanted)
         resting = self._resting(now)
         await asyncio.sleep(0)
         plans = await self._decide(seen)
@@ -177,9 +174,9 @@ class Epochs:
     def _begin_mode(self) -> None:
         for pool in self._pools:
             pool.scaler.scales = self.mode is Mode.ACT
-        self._telemetry.begin_mode(self.mode)
+            pool.telemetry.begin_mode(self.mode)
         observes = self.mode is Mode.OBSERVE
-        self.dry_runs = {pool.deployment: DryRun(self._telemetry) for pool in self._pools if observes}
+        self.dry_runs = {pool.deployment: DryRun(pool.telemetry) for pool in self._pools if observes}
 
     def _add_proposals(self, seen: Observation, plans: Plans) -> None:
         """Add the proposals of the mode `observe` to the dry runs, once a replica has reported."""
@@ -218,13 +215,13 @@ class Epochs:
 
     def _report(self, now: float) -> None:
         """Set the metrics of the roles, of the service level and of the number of replicas."""
-        memories = [(pool, self._memory.pool(pool.deployment)) for pool in self._pools]
-        self._telemetry.roles(replica.role for _, memory in memories for replica in memory.cluster.running())
-        for pool, memory in memories:
+        for pool in self._pools:
+            memory = self._memory.pool(pool.deployment)
+            pool.telemetry.roles(replica.role for replica in memory.cluster.running())
             if (service := service_report(memory, now, pool.reached.quantiles(now))) is not None:
-                self._telemetry.service(service)
+                pool.telemetry.service(service)
             if memory.scaled is not None:
-                self._telemetry.scaling(scaling_report(memory.cluster, memory.scaled))
+                pool.telemetry.scaling(scaling_report(memory.cluster, memory.scaled))
 
     def _resting(self, now: float) -> set[Pair]:
         """The pairs, of all pools, between which the breaker allows no moves."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.listing import Listing
@@ -34,6 +35,7 @@ class LivePool:
     roster: Roster
     dispatch: Dispatch
     scaler: Scaler
+    telemetry: Telemetry
     reached: ReachedTimes = field(default_factory=ReachedTimes)
 
     async def gather(self) -> None:

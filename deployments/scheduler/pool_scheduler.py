@@ -9,6 +9,7 @@ from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceC
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import replica_json
 from deployments.config import SchedulerConfig
+from deployments.metrics.exposition import Family
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
@@ -60,7 +61,7 @@ _OPERATOR_WAIT_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class PoolPorts:
-    """The scheduler's ports to one pool."""
+    """The scheduler's ports to one pool, and its metrics of the pool."""
 
     pool: PoolId
     replicas: RemoteReplicas[ControlApi]
@@ -68,6 +69,7 @@ class PoolPorts:
     listing: Listing
     scaler: Scaler
     roles: RoleStore
+    telemetry: Telemetry
 
 
 class PoolScheduler:
@@ -82,7 +84,6 @@ class PoolScheduler:
         fence: int,
         ports: PoolPorts,
         memory: PoolMemory,
-        telemetry: Telemetry,
         clock: Clock,
         wall_clock: Clock,
         epochs: Callable[[], Epochs],
@@ -96,7 +97,7 @@ class PoolScheduler:
         self._scaler = ports.scaler
         self._role_store = ports.roles
         self._memory = memory
-        self._telemetry = telemetry
+        self._telemetry = ports.telemetry
         self._clock = clock
         self._wall_clock = wall_clock
         self._epochs = epochs
@@ -111,12 +112,14 @@ class PoolScheduler:
             self._gathered,
             listing.leaving,
         )
-        self._records = Records(telemetry)
+        self._records = Records(ports.telemetry)
         self._evacuations = Evacuations(
             ports.replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
-        self.live = LivePool(self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler)
+        self.live = LivePool(
+            self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
+        )
 
     async def listed(self) -> None:
         """Wait for Serve's first list of the pool's replicas."""
@@ -179,6 +182,10 @@ class PoolScheduler:
         """The replicas that have left since the last epoch."""
         running = frozenset(self._membership.running)
         return tuple(r for r in self._roster.statuses if r not in running)
+
+    def metrics(self, scheduler: ReplicaId) -> tuple[Family, ...]:
+        """All metrics of the pool, with the scheduler's id as a label."""
+        return self._telemetry.expose(scheduler)
 
     def view(self) -> PlacingView:
         """See `PlacingApi.view`."""

@@ -21,7 +21,11 @@ NAMES = [rule["alert"] for rule in RULES]
 
 FIRING: dict[str, dict[str, str]] = {
     "MellUnreachable": {'up{job="mell"}': "0x60"},
-    "MellNoReplica": {'mell_replicas{state="RUNNING"}': "0x60", 'mell_replicas{state="STARTING"}': "1x60"},
+    "MellNoReplica": {
+        'mell_replicas{pool="a", state="RUNNING"}': "0x60",
+        'mell_replicas{pool="a", state="STARTING"}': "1x60",
+        'mell_replicas{pool="b", state="RUNNING"}': "2x60",
+    },
     "MellRequestsLost": {"mell_requests_lost_total": "0+1x60"},
     "MellInternalErrors": {'mell_requests_total{outcome="internal_error"}': "0+1x60"},
     "MellWrongCache": {'mell_cache_recomputations_total{outcome="different"}': "0+1x60"},
@@ -30,10 +34,16 @@ FIRING: dict[str, dict[str, str]] = {
         'mell_requests_total{outcome="stop"}': "0+90x60",
     },
     "MellNeedsReplicas": {'mell_replicas_reason{decision="open", reason="requests"}': "1x60"},
-    "MellReplicaDoesNotStart": {"mell_replicas_wanted": "2x60", 'mell_replicas{state="RUNNING"}': "1x60"},
+    "MellReplicaDoesNotStart": {
+        'mell_replicas_wanted{pool="a"}': "2x60",
+        'mell_replicas_wanted{pool="b"}': "2x60",
+        'mell_replicas{pool="a", state="RUNNING"}': "1x60",
+        'mell_replicas{pool="b", state="RUNNING"}': "2x60",
+    },
     "MellServiceLevelMissed": {
-        'mell_service_p99_seconds{time="ttft", of="reached"}': "3x60",
-        'mell_service_p99_seconds{time="ttft", of="target"}': "2x60",
+        'mell_service_p99_seconds{pool="a", time="ttft", of="reached"}': "3x60",
+        'mell_service_p99_seconds{pool="a", time="ttft", of="target"}': "2x60",
+        'mell_service_p99_seconds{pool="b", time="ttft", of="target"}': "9x60",
     },
     "MellMovesFail": {
         'mell_migrations_total{outcome="aborted"}': "0+3x60",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -19,6 +18,7 @@ from deployments.cache.mirror import Mirror
 from deployments.cache.occupancy import cache_report
 from deployments.metrics.cache import expose_cache
 from deployments.metrics.exposition import merge
+from deployments.metrics.instruments import LabelledRegistry
 from deployments.metrics.telemetry import Telemetry
 from docs.make.dashboard import PAGE, page
 from migration.kv.cache_events import PoolContents
@@ -26,7 +26,7 @@ from migration.protocol.core_messages import Prefilled
 from migration.protocol.record import CopyCounts
 from policies.cost.service import ServiceLevel
 from policies.decision.level.service import ServiceReport
-from policies.model import Blocks
+from policies.model import SOLE_POOL, Blocks
 
 DASHBOARD: dict[str, Any] = json.loads(PAGE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -44,7 +44,7 @@ VLLM = {
 
 def exported() -> dict[str, set[str]]:
     """Every sample name there may be, with its labels."""
-    scheduler, requests = Telemetry(), RequestTelemetry("model")
+    scheduler, requests = Telemetry(SOLE_POOL), RequestTelemetry("model")
     scheduler.service(ServiceReport(ServiceLevel(ttft_p99_s=1.0)))
     scheduler.dry_run(1, 0)
     names = {name: labels | {"replica"} for name, labels in VLLM.items()}
@@ -54,19 +54,19 @@ def exported() -> dict[str, set[str]]:
     mirror = Mirror()
     mirror.take(0, [PoolContents(b"")])
     cache = merge(
-        [expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), CopyCounts(), {}, "a")]
+        [expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), CopyCounts(), {}, SOLE_POOL, "a")]
     ).decode()
     for family in text_string_to_metric_families(cache):
         names |= {sample.name: set(sample.labels) for sample in family.samples}
     return names
 
 
-def _samples(registry: CollectorRegistry) -> Iterable[tuple[str, set[str]]]:
+def _samples(registry: LabelledRegistry) -> Iterable[tuple[str, set[str]]]:
     endings = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
     for collector, (name, *_) in registry._collector_to_names.items():
         (metric,) = collector.describe()  # type: ignore[attr-defined]
         named = [*getattr(collector, "_labelnames", ()), *getattr(metric, "_labelnames", ())]
-        labels = {*named, "replica"}
+        labels = {*named, "replica", *registry.labels}
         for ending in endings[metric.type]:
             yield name + ending, labels | ({"le"} if ending == "_bucket" else set())
 

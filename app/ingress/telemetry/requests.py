@@ -18,7 +18,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Counter, Gauge
 from starlette.requests import ClientDisconnect
 
 from app.ingress.errors import ApiError
@@ -84,7 +84,7 @@ class RequestTelemetry:
         self.decode = decode
         self.clock = clock
         self.tracer = tracer
-        registry = self._registry = CollectorRegistry()
+        registry = self._registry = instruments.LabelledRegistry()
         self.requests = Counter(
             "mell_requests", "Requests that ended.", ["endpoint", "outcome", "class"], registry=registry
         )

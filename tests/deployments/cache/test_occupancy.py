@@ -10,7 +10,7 @@ from deployments.metrics.exposition import merge
 from migration.kv.cache_events import BlocksStored, HostStored, PoolContents, encode_names
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.record import CopyCounts, CopyOutcome, CopyRecord
-from policies.model import Blocks, Bytes, ReplicaId
+from policies.model import SOLE_POOL, Blocks, Bytes, ReplicaId
 from policies.prefix.change import Tier
 from policies.prefix.copies import CopyReason
 
@@ -74,9 +74,9 @@ def test_cache_that_is_not_followed_has_a_reason_and_no_blocks() -> None:
 
 def exposed(mirror: Mirror, made: CopyCounts | None = None, host: int = 0) -> dict[tuple[str, ...], float]:
     made = made or CopyCounts()
-    text = merge([expose_cache(report(mirror, host), made, {Recomputed.DIFFERENT: 2}, "a")]).decode()
+    text = merge([expose_cache(report(mirror, host), made, {Recomputed.DIFFERENT: 2}, SOLE_POOL, "a")]).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    assert all(sample.labels.pop("replica") == "a" for sample in samples)
+    assert all((sample.labels.pop("replica"), sample.labels.pop("pool")) == ("a", SOLE_POOL) for sample in samples)
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 

@@ -101,8 +101,11 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
         ReplicaId("s"),
         config,
         3,
-        [PoolPorts(SOLE_POOL, fleet, FakeMembership(*ids), listing, FakeScaler(2, 2), FakeRoles())],
-        Telemetry(),
+        [
+            PoolPorts(
+                SOLE_POOL, fleet, FakeMembership(*ids), listing, FakeScaler(2, 2), FakeRoles(), Telemetry(SOLE_POOL)
+            )
+        ],
         now,
         now,
         FakeModes(),

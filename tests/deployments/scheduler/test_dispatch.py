@@ -14,7 +14,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.causes import PAIR_FAILURES, Cause
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
 from policies.plan import Move, MoveReport, Path, Reason
 from policies.prefix.copies import CopyReason, CopyReport
 
@@ -40,7 +40,7 @@ def record(id: str = "m", trigger: Reason = Reason.DRAIN) -> MigrationRecord:
 
 
 def make_dispatch(sources: Sources | None = None) -> Dispatch:
-    return Dispatch(sources or Sources(), Records(Telemetry()))
+    return Dispatch(sources or Sources(), Records(Telemetry(SOLE_POOL)))
 
 
 MOVE = Move(P, A, B, Tokens(10), Reason.DRAIN, 0, Path.TOKENS, 2.0, 1.0)

@@ -9,7 +9,7 @@ from deployments.scheduler.dry_run import LOG_EVERY_S, DryRun
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import PoolReport
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
 from policies.plan import Move, Plan, Proposal, Reason
 from tests.policies.decision.observed import Watcher, observed
 
@@ -21,7 +21,7 @@ class Observing:
 
     def __init__(self) -> None:
         self.watcher = Watcher(PoolMemory(TERMS))
-        self.dry_run = DryRun(Telemetry())
+        self.dry_run = DryRun(Telemetry(SOLE_POOL))
 
     def epoch(self, drawing: str, moves: str, at: float, whole: bool = False, reason: Reason = Reason.DRAIN) -> int:
         """The number of moves so far."""
@@ -54,7 +54,7 @@ def test_evacuations_do_not_count() -> None:
 
 
 def test_the_figures_are_those_of_the_last_proposal() -> None:
-    made = DryRun(Telemetry())
+    made = DryRun(Telemetry(SOLE_POOL))
     assert made.to_json() is None
     seen = Watcher(PoolMemory(TERMS)).report(observed("a: p40"))
     for now, needed, replicas in (10.0, 3, 5), (70.0, 4, 4):

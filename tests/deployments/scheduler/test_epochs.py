@@ -48,10 +48,11 @@ class Watched:
         self.ordered: list[tuple[ReplicaId, RequestId, ReplicaId]] = []
         self.scaler = FakeScaler(most)
         self.engines = Engines(**{str(present.load.id): present for present in replicas})
-        roster, dispatch = Roster(), Dispatch(self, Records(Telemetry()))
+        self.telemetry = Telemetry(pool)
+        roster, dispatch = Roster(), Dispatch(self, Records(self.telemetry))
         gatherer = Gatherer(self.engines, roster, now, 1.0, lambda records: None, lambda: None)
         listing = FakeListing(list(self.engines.answers))
-        self.live = LivePool(pool, 1, listing, gatherer, roster, dispatch, self.scaler)
+        self.live = LivePool(pool, 1, listing, gatherer, roster, dispatch, self.scaler, self.telemetry)
 
     async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
         self.ordered.append((source, order.request, target))
@@ -60,7 +61,7 @@ class Watched:
 
 async def epochs(*pools: Watched, recorder: Recorder | None = None) -> Epochs:
     """The loop over these pools after its first epoch, with all orders carried out."""
-    made = Epochs(CONFIG, [pool.live for pool in pools], SchedulerMemory(CONFIG.terms), Telemetry(), now, recorder)
+    made = Epochs(CONFIG, [pool.live for pool in pools], SchedulerMemory(CONFIG.terms), now, recorder)
     await made.epoch()
     for pool in pools:
         await pool.live.gather()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.records import KEPT, Records
 from migration.protocol.record import MigrationRecord, Outcome
-from policies.model import ReplicaId, RequestId
+from policies.model import SOLE_POOL, ReplicaId, RequestId
 from policies.plan import Path, Reason
 from tests.deployments.metrics.test_telemetry import values
 
@@ -26,7 +26,7 @@ def resumed(id: str = "m") -> MigrationRecord:
 
 
 def test_a_record_under_way_is_new_each_time_and_an_ended_one_twice_at_most() -> None:
-    telemetry = Telemetry()
+    telemetry = Telemetry(SOLE_POOL)
     records = Records(telemetry)
     assert [records.keep(each) for each in (under_way(), under_way(), ended(), ended())] == [True, True, True, False]
     assert not records.keep(under_way()), "late"
@@ -36,7 +36,7 @@ def test_a_record_under_way_is_new_each_time_and_an_ended_one_twice_at_most() ->
 
 
 def test_an_ended_migration_is_known_when_its_record_has_gone_and_keeps_no_memory_but_its_id() -> None:
-    records, count = Records(Telemetry()), 3 * KEPT
+    records, count = Records(Telemetry(SOLE_POOL)), 3 * KEPT
     for number in range(count):
         assert records.keep(resumed(f"m{number}"))
     assert len(records) == KEPT and "m0" not in records

@@ -223,8 +223,9 @@ class ScriptedScheduler:
         self.now = 0.0
         self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
         clock = lambda: self.now  # noqa: E731
-        ports = PoolPorts(SOLE_POOL, self.told, self.members, self.listing, FakeScaler(MOST), FakeRoles())
-        self.core = LiveScheduler(ReplicaId("s"), config, 1, [ports], Telemetry(), clock, clock, FakeModes())
+        scaler, telemetry = FakeScaler(MOST), Telemetry(SOLE_POOL)
+        ports = PoolPorts(SOLE_POOL, self.told, self.members, self.listing, scaler, FakeRoles(), telemetry)
+        self.core = LiveScheduler(ReplicaId("s"), config, 1, [ports], clock, clock, FakeModes())
         self.core._epochs._recorder = self.kept
         memory = self.core._memory.pool(SOLE_POOL)
         memory.terms = replace(memory.terms, speed=speed)

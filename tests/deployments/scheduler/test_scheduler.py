@@ -168,8 +168,7 @@ class Scheduler:
             ReplicaId("s"),
             config,
             3,
-            [PoolPorts(SOLE_POOL, fleet, self.members, self.listing, self.scale, self.roles)],
-            Telemetry(),
+            [PoolPorts(SOLE_POOL, fleet, self.members, self.listing, self.scale, self.roles, Telemetry(SOLE_POOL))],
             now,
             now,
             self.modes,
@@ -217,10 +216,18 @@ async def test_a_call_goes_to_the_pool_that_it_names() -> None:
         PoolId("Other"): Fleet(make_report("a", 5), make_report("b", 256)),
     }
     ports = [
-        PoolPorts(pool, fleet, FakeMembership(*fleet.reports), FakeListing(fleet.reports), FakeScaler(4), FakeRoles())
+        PoolPorts(
+            pool,
+            fleet,
+            FakeMembership(*fleet.reports),
+            FakeListing(fleet.reports),
+            FakeScaler(4),
+            FakeRoles(),
+            Telemetry(pool),
+        )
         for pool, fleet in fleets.items()
     ]
-    core = LiveScheduler(ReplicaId("s"), config, 3, ports, Telemetry(), now, now, FakeModes())
+    core = LiveScheduler(ReplicaId("s"), config, 3, ports, now, now, FakeModes())
     await asyncio.sleep(1.0)
     await core._epochs.epoch()
     calls = tuple(PlaceCall(pool, Arrival(RequestId("x"), Tokens(100)), "x", ()) for pool in fleets)
@@ -229,6 +236,8 @@ async def test_a_call_goes_to_the_pool_that_it_names() -> None:
     assert [[r["id"] for r in (await core.state(pool))["replicas"]] for pool in fleets] == [["a"], ["a", "b"]]
     await core.record(PoolId("Other"), make_record("m1"))
     assert [len((await core.migrations(pool))["migrations"]) for pool in fleets] == [0, 1]
+    wanted = parsed(merge([await core.metrics()]))["mell_replicas"]
+    assert {pool: n for (pool, _, state), n in wanted.items() if state == "RUNNING"} == {SOLE_POOL: 1, "Other": 2}
     answer = await core.migrate(PoolId("Other"), "m2", "r", None, AUTO)
     assert isinstance(answer, MoveRejected) and answer.status == 404
     assert await core.set_role(SOLE_POOL, "b", None) == MoveRejected(
@@ -566,7 +575,7 @@ async def test_the_times_that_clients_got_are_in_state_and_metrics() -> None:
     assert service["target"] == {"ttft_p99_s": 2.0, "itl_p99_ms": None}
     assert service["reached"]["ttft_p99_s"] == pytest.approx(1.5, rel=ERROR) and service["reached"]["first_tokens"] == 2
     exposed = parsed(merge([await scheduler.core.metrics()]))["mell_service_p99_seconds"]
-    assert exposed[("reached", "s", "ttft")] == service["reached"]["ttft_p99_s"]
+    assert exposed[("reached", SOLE_POOL, "s", "ttft")] == service["reached"]["ttft_p99_s"]
 
 
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.OFF])
