@@ -41,7 +41,7 @@ from deployments.config import (
 )
 from deployments.serve.environment import MARK
 from deployments.serve.retirement import controller
-from policies.model import PoolId
+from policies.model import SOLE_POOL, PoolId
 
 log = logging.getLogger("ray.serve")
 
@@ -92,9 +92,13 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     _warn_untested()
     engine = _engine_config(settings)
     limits = settings.deployment_config
-    topology = Topology(settings.ingress.lease_s, limits.engine_silence_s, limits.graceful_shutdown_timeout_s)
-    (pool,) = topology.pools
-    engines = _engine_deployment(settings, pool).bind(engine, settings.migration, topology)
+    topology = Topology(
+        {engine.model_id: SOLE_POOL},
+        settings.ingress.lease_s,
+        limits.engine_silence_s,
+        limits.graceful_shutdown_timeout_s,
+    )
+    engines = _engine_deployment(settings, SOLE_POOL).bind(engine, settings.migration, topology)
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
     return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
 

@@ -14,7 +14,7 @@ from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Sizes, Terms
-from policies.model import SOLE_POOL, PoolId
+from policies.model import PoolId
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
 from policies.prefix.routing import Routing
@@ -468,14 +468,14 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The common time limits of the deployments, in seconds, and the pools of the application.
+    """The common time limits of the deployments, in seconds, and the pool of each model, by the model's id in the API.
 
     `ingress_lease_s` is the silence of an ingress after which its requests end, `engine_silence_s` the silence of an
     engine with requests after which it is given up. Serve kills a replica `grace_s` after it has begun to stop it.
-    `pools` is one pool, since an application has one model.
+    `pools` has one entry, since an application has one model.
     """
 
+    pools: Mapping[str, PoolId]
     ingress_lease_s: float = 10.0
     engine_silence_s: float = 30.0
     grace_s: float = 60.0
-    pools: tuple[PoolId, ...] = (SOLE_POOL,)

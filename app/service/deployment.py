@@ -74,8 +74,7 @@ class IngressBackend:
     def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
         app = own_app()
-        (pool,) = topology.pools
-        self._pool = pool
+        self._pool = pool = topology.pools[config.model_id]
         self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None

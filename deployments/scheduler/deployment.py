@@ -225,7 +225,7 @@ class EpochScheduler(LiveScheduler):
         clock, wall_clock = time.monotonic, time.time
         fence = next_fence(app)
         self._memberships: list[ServeMembership] = []
-        pools = [self._ports(app, pool, config, clock, wall_clock) for pool in topology.pools]
+        pools = [self._ports(app, pool, config, clock, wall_clock) for pool in topology.pools.values()]
         super().__init__(own_id(), config, fence, pools, clock, wall_clock, ServeModeStore(app))
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
         self._loop = asyncio.create_task(self.run())

@@ -77,6 +77,7 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     scheduler, _ = built["Scheduler"].init_args
     assert isinstance(ingress, IngressConfig) and isinstance(engine, EngineConfig)
     assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
+    assert topology.pools == {ingress.model_id: "Engine"} and engine.model_id == ingress.model_id
     assert (topology.grace_s, ingress.initial_replicas) == (60.0, 2)
     assert ingress.model_source == engine.model_source == str(made)
     assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
