@@ -22,17 +22,16 @@ from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
-from app.ingress.http.connections import Bounds
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
-from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
-from app.ingress.http.tls import TlsFiles
+from app.ingress.http.server import HttpServer
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi
+from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected
@@ -60,12 +59,6 @@ _CONTROL_PATIENCE_S = 12.0
 """Longest time for which a call is retried while the scheduler is slow or restarting."""
 _CONTROL_RETRY_S = 0.3
 _STATE_TIMEOUT_S = 1.0
-_BIND_WAIT_S = 15.0
-_READY = """Mell is ready. Try:
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
-  API        {url}/v1
-  live page  {url}/mell/"""
 
 
 class IngressBackend:
@@ -81,12 +74,7 @@ class IngressBackend:
         keys = self._key_file.read() if self._key_file is not None else config.api_keys
         self.tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
-        self._initial = config.initial_replicas
-        self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
-        self._is_listening = config.port is None
-        """True once requests are taken; at once where Serve's proxy takes them."""
-        self._started = False
-        self._logged_running: int | None = None
+        self.progress = StartProgress.of(config)
         self._scheduler = scheduler_client(app)
         self._membership = ServeMembership(pool, app, f"ingress-{self.id}", self._changed)
         self._peers: frozenset[ReplicaId] = frozenset()
@@ -132,30 +120,13 @@ class IngressBackend:
 
     def _changed(self, membership: Membership) -> None:
         self.streams.watch(membership)
-        self._check_started()
+        self.progress.count(len(membership.running))
 
     def _peers_changed(self, membership: Membership) -> None:
         running = frozenset(membership.running)
         for gone in self._peers - running:
             self._processes.forget(gone)
         self._peers = running
-
-    def begin_listening(self) -> None:
-        """Called once the port is open."""
-        self._is_listening = True
-        self._check_started()
-
-    def _check_started(self) -> None:
-        """Log the progress of the start until requests are taken, and as many replicas run as are to run then."""
-        if self._started:
-            return
-        running = len(self._membership.running)
-        if running >= self._initial and self._is_listening:
-            self._started = True
-            log.info(_READY.format(url=self._url))
-        elif running != self._logged_running:
-            self._logged_running = running
-            log.info("%d of %d engines run", running, self._initial)
 
     async def _refresh(self) -> None:
         """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
@@ -167,7 +138,7 @@ class IngressBackend:
                 lambda scheduler: scheduler.latencies(self._pool, self.id, self.telemetry.class_counts)
             )
         await self.refresh_adapters()
-        if not self._started:
+        if not self.progress.ended:
             await self._lower_initial()
 
     async def refresh_adapters(self) -> None:
@@ -184,13 +155,12 @@ class IngressBackend:
         with contextlib.suppress(Exception):
             wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted(self._pool)
             if wanted is not None:
-                self._initial = min(self._initial, wanted)
-                self._check_started()
+                self.progress.lower_initial(wanted)
 
     def health(self) -> str | None:
         """See `Backend.health`."""
-        if not self._started:
-            return f"starting: {len(self._membership.running)} of {self._initial} replicas run"
+        if not self.progress.ended:
+            return f"starting: {len(self._membership.running)} of {self.progress.initial} replicas run"
         return None if self._membership.running else "no replica accepts requests"
 
     def version(self) -> dict[str, str]:
@@ -321,12 +291,6 @@ async def repeat(refresh: Callable[[], Awaitable[None]], every_s: float) -> None
         await asyncio.sleep(every_s)
 
 
-def _own_url(config: IngressConfig) -> str:
-    """The URL at which clients on this machine reach the ingress's own port."""
-    assert config.port is not None
-    return endpoint(config.host, config.port, config.ssl_certfile is not None) + config.root_path
-
-
 def add_middleware(app: Starlette, path: str) -> None:
     """Put a middleware around an application, as vLLM's server does.
 
@@ -383,12 +347,8 @@ class IngressReplica:
         self._server: HttpServer | None = None
         freeze_heap()
         if config.port is not None:
-            listening = await listen(config.host, config.port, f"{own_app()}.{generation()}", _BIND_WAIT_S)
-            served = BelowPath(self._app, config.root_path) if config.root_path else self._app
-            bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
-            self._server = HttpServer(served, listening, bounds, TlsFiles.of(config))
-            log.info("listening on %s", _own_url(config))
-            self._backend.begin_listening()
+            service = f"{own_app()}.{generation()}"
+            self._server = await serve_own_port(self._app, config, service, self._backend.progress)
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""

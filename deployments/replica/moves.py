@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from deployments.replica.host import RequestHost
 from migration.protocol.errors import MigrationError, Refused
@@ -27,6 +28,14 @@ _REMEMBERED = 256
 _EXCHANGING = (TargetState.LOADING, TargetState.ADOPTING)
 
 
+class PastTarget(NamedTuple):
+    """A migration to here that has ended, of `request` under `hop`. `owned`: this replica became its owner."""
+
+    request: RequestId
+    hop: int
+    owned: bool
+
+
 class Moves:
     """Starts and tracks migrations, and passes the events of requests on to their migrations."""
 
@@ -46,7 +55,7 @@ class Moves:
         self._leaving: dict[RequestId, SourceRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._coming: dict[str, TargetRun] = {}
-        self._adopted: OrderedDict[str, tuple[RequestId, int]] = OrderedDict()
+        self._past: OrderedDict[str, PastTarget] = OrderedDict()
         self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
         host.on_end = self._request_ended
 
@@ -100,6 +109,8 @@ class Moves:
         """Reserve room for a migration. Raises Refused; a migration that raises anything is not under way here."""
         if message.migration in self._coming:
             raise Refused("this migration is under way here already", Cause.ALREADY_MOVING)
+        if message.migration in self._past:
+            raise Refused("this migration has ended here", Cause.MIGRATION_GONE)
         run = TargetRun(
             message,
             self._host,
@@ -107,7 +118,7 @@ class Moves:
             self._world.transport,
             self._world.slots,
             self._lease_s,
-            on_end=lambda migration: void(self._coming.pop(migration, None)),
+            on_end=lambda migration: self._target_ended(migration, run),
         )
         prepared = run.prepare()
         self._coming[message.migration] = run
@@ -129,12 +140,10 @@ class Moves:
         self._target_run(migration).renew()
 
     async def adopt(self, message: Adopt) -> None:
-        """Take the request over, on probation. Raises Refused."""
-        run = self._target_run(message.migration)
-        await run.adopt(message)
-        self._adopted[message.migration] = (run.request, run.hop)
-        if len(self._adopted) > _REMEMBERED:
-            self._adopted.popitem(last=False)
+        """Take the request over, on probation. A repeated message changes nothing. Raises Refused."""
+        past = self._past.get(message.migration)
+        if past is None or not past.owned:
+            await self._target_run(message.migration).adopt(message)
 
     def cancel(self, migration: str) -> None:
         """End a migration whose source keeps the request. An unknown migration is no error."""
@@ -143,8 +152,8 @@ class Moves:
 
     async def resumed(self, migration: str) -> float | None:
         """Wait for the migrated request's first token. Returns the seconds since its adoption; None without a token."""
-        adopted = self._adopted.get(migration)
-        return await self._host.first_token(*adopted) if adopted is not None else None
+        run = self._coming.get(migration) or self._past.get(migration)
+        return await self._host.first_token(run.request, run.hop) if run is not None else None
 
     def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """Stream the request to its reader under `hop` from output token `index` on; False if it does not run here.
@@ -179,6 +188,14 @@ class Moves:
         for coming in list(self._coming.values()):
             if coming.request == request and (hop is None or coming.hop < hop):
                 coming.post(TargetEvent.CLIENT_GONE)
+
+    def _target_ended(self, migration: str, run: TargetRun) -> None:
+        """Forget a migration, except for what answers repeated messages. A copy brings no request to run twice."""
+        self._coming.pop(migration, None)
+        if run.copied is None:
+            self._past[migration] = PastTarget(run.request, run.hop, run.state is TargetState.OWNED)
+            if len(self._past) > _REMEMBERED:
+                self._past.popitem(last=False)
 
     def _target_run(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)
@@ -238,10 +255,6 @@ class Moves:
         for coming in list(self._coming.values()):
             if coming.request == request and coming.state is TargetState.PROVISIONAL:
                 coming.post(TargetEvent.CLIENT_GONE if by_client else TargetEvent.FINISHED)
-
-
-def void(_: object) -> None:
-    """Discard a value: for callbacks that must return None."""
 
 
 def _log_record(record: MigrationRecord) -> None:

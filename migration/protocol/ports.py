@@ -344,7 +344,7 @@ class Peer(Protocol):
         ...
 
     async def adopt(self, message: Adopt) -> None:
-        """Have it run the request; returns once it does."""
+        """Have it run the request; returns once it does. A repeated call changes nothing."""
         ...
 
     async def cancel(self, migration: str) -> None:

@@ -105,6 +105,8 @@ class TargetRun:
         self._first_round: asyncio.Task[None] | None = None
         self._tail: str | None = None
         """The name of the tail that the workers may hold, unless it is the host's."""
+        self._added: asyncio.Event | None = None
+        """Set once the engine has taken the request, or has not; None before the request comes."""
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -292,9 +294,21 @@ class TargetRun:
         self._outputs[index:] = outputs
 
     async def adopt(self, message: Adopt) -> None:
-        """Run the request. Raises Refused if that cannot be."""
+        """Run the request; a repeated message waits until it runs. Raises Refused if that cannot be."""
         self._live(TargetEvent.ADOPT)
         self.post(TargetEvent.ADOPT)
+        if self._added is None:
+            self._added = asyncio.Event()
+            try:
+                await self._add(message)
+            finally:
+                self._added.set()
+        else:
+            await self._added.wait()
+        if self._session.state is TargetState.CLOSED:
+            raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
+
+    async def _add(self, message: Adopt) -> None:
         try:
             self._merge(message.outputs_from, message.outputs)
             if message.tail is None:
@@ -307,8 +321,6 @@ class TargetRun:
                 raise Refused(str(error), error.cause) from error
             raise
         self.post(TargetEvent.ADDED)
-        if self._session.state is TargetState.CLOSED:
-            raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
 
     def attach(self) -> bool:
         """The reader reads the request here; False if the request does not run yet."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from app.console import Console
-from app.service.deployment import _READY
+from app.service.starting import _READY
 
 INGRESS = "\x1b[36m(ServeReplica:mell:Ingress pid=568)\x1b[0m "
 ENGINE = "\x1b[36m(ServeReplica:mell:Engine pid=531, ip=10.0.0.1)\x1b[0m "

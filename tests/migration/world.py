@@ -1,8 +1,10 @@
 """Two replicas without Ray or vLLM, wired mouth to ear, and the reader of a stream between them."""
 
 import asyncio
+import itertools
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +141,8 @@ class Pair:
     b: Replica
     cursors: dict[RequestId, Cursor] = field(default_factory=dict)
     events: list[StreamEvent] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    """Of the orders to move."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     readers: list[asyncio.Task[None]] = field(default_factory=list)
     attach: bool = True
@@ -159,7 +163,7 @@ class Pair:
         path: PathRequest = PathRequest.KV,
         reason: Reason = Reason.MANUAL,
     ) -> MigrationRecord:
-        order = Order(f"m-{len(self.events)}-{source}{target}", request, path, reason)
+        order = Order(f"m-{next(self.numbers)}-{source}{target}", request, path, reason)
         return self.replica(source).moves.start(order, ReplicaId(target))
 
     async def settled(self, source: str = "a") -> MigrationRecord:

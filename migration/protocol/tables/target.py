@@ -8,6 +8,9 @@ Rules of this file:
      does not know whether the reader still follows it.
   3. It may refuse, and it may fail to load a round, without consequences: the source then hands over tokens.
   4. CLOSED and OWNED are final. A message that comes late to CLOSED does nothing; CANCEL to OWNED is illegal.
+  5. A repeated ADOPT adds nothing. Its answer follows from the state to which the first one has led: ADOPTING answers
+     both once the engine has, PROVISIONAL and OWNED confirm, CLOSED refuses. A refusal of what runs here would have the
+     source go on beside it. CLOSED is never left, by ADOPT or PREPARE_FITS: the source may have its refusal, and go on.
 """
 
 from collections.abc import Mapping
@@ -100,6 +103,8 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
     _S.ADOPTING: {
         _E.ADDED: (_S.PROVISIONAL, ()),
         _E.ADD_FAILED: _RELEASE,
+        # Repeated, here and in the states behind this one.
+        _E.ADOPT: (_S.ADOPTING, ()),
         # A load that was stopped may still report.
         _E.LOADED: (_S.ADOPTING, ()),
         _E.LOAD_FAILED: (_S.ADOPTING, ()),
@@ -110,6 +115,7 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
     },
     _S.PROVISIONAL: {
         _E.ATTACHED: (_S.OWNED, (_C.RELEASE,)),
+        _E.ADOPT: (_S.PROVISIONAL, ()),
         # It ended before anyone confirmed; its end was published under the new hop and waits at the reader.
         _E.FINISHED: (_S.PROVISIONAL, ()),
         _E.CANCEL: _ABORT,
@@ -121,6 +127,7 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
     _S.OWNED: {
         # A reader requests missed events again.
         _E.ATTACHED: (_S.OWNED, ()),
+        _E.ADOPT: (_S.OWNED, ()),
         _E.LEASE_EXPIRED: (_S.OWNED, ()),
         _E.CLIENT_GONE: (_S.OWNED, ()),
         _E.FINISHED: (_S.OWNED, ()),

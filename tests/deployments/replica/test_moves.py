@@ -16,6 +16,7 @@ from migration.protocol.record import Outcome
 from migration.protocol.request import RequestSpec
 from migration.run.source import Order
 from migration.transport.shared import SharedSlots
+from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 from policies.plan import Path, Reason
 from tests.deployments.engine.fake_engine import prompt_of
@@ -196,7 +197,7 @@ async def test_preparation_that_fails_holds_nothing(pair: Pair, call: str, monke
         pair.b.moves.prepare(prepare(pair))
     assert pair.b.idle
     monkeypatch.undo()
-    pair.b.moves.prepare(prepare(pair))
+    pair.b.moves.prepare(prepare(pair, "another"))
 
 
 @pytest.mark.parametrize(("path", "call"), [(PathRequest.KV, "discard"), (PathRequest.TOKENS, "abort")])
@@ -219,6 +220,15 @@ async def test_migration_is_prepared_once(pair: Pair) -> None:
     assert pair.b.host.reserved_tokens == 40
 
 
+async def test_migration_that_has_ended_is_not_prepared_again(pair: Pair) -> None:
+    """The source has its answer, and may run the request."""
+    moves = await adopted(pair)
+    moves.cancel("m")
+    with pytest.raises(Refused, match="has ended here"):
+        moves.prepare(prepare(pair))
+    assert pair.b.idle
+
+
 async def test_unknown_migrations_are_harmless(pair: Pair) -> None:
     moves = pair.b.moves
     moves.keep(RequestId("unknown"), 0, 1)
@@ -238,6 +248,49 @@ async def test_adopted_request_is_owned_once_its_reader_attaches(pair: Pair) -> 
     assert (moves.pending, pair.b.host.reserved_tokens, runs(pair)) == (0, 0, ["r"])
     moves.cancel("m")
     assert runs(pair) == ["r"]
+
+
+async def test_repeated_adopt_is_answered_as_the_first_one(pair: Pair) -> None:
+    """A refusal would have the source go on, beside the request that runs here."""
+    moves = await adopted(pair)
+    outputs = pair.b.host.snapshot(RequestId("r")).outputs
+    await moves.adopt(Adopt("m", 0, ()))
+    assert moves.attach(RequestId("r"), 1, 0)
+    await moves.adopt(Adopt("m", 0, ()))
+    assert pair.b.host.snapshot(RequestId("r")).outputs[: len(outputs)] == outputs and runs(pair) == ["r"]
+    moves.release(RequestId("r"), None)
+    await moves.adopt(Adopt("m", 0, ()))
+    assert pair.b.idle
+
+
+@pytest.mark.parametrize("error", [None, Refused("no room", Cause.NO_ROOM)])
+async def test_adopt_that_is_repeated_before_the_answer_waits_for_it(
+    pair: Pair, error: Refused | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, calls = asyncio.Event(), list[int]()
+
+    async def add(_spec: RequestSpec, hop: int, *_: object) -> None:
+        calls.append(hop)
+        await added.wait()
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(pair.b.host, "add", add)
+    pair.b.moves.prepare(prepare(pair))
+    answers = [asyncio.create_task(pair.b.moves.adopt(Adopt("m", 0, ()))) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    assert not any(answer.done() for answer in answers)
+    added.set()
+    got = await asyncio.gather(*answers, return_exceptions=True)
+    assert calls == [1] and [type(each) for each in got] == [type(error)] * 2
+
+
+async def test_adopt_that_is_repeated_behind_the_end_is_refused(pair: Pair) -> None:
+    moves = await adopted(pair)
+    moves.cancel("m")
+    with pytest.raises(Refused, match="no longer has this migration"):
+        await moves.adopt(Adopt("m", 0, ()))
+    assert pair.b.idle
 
 
 async def test_reader_of_another_hop_confirms_nothing(pair: Pair) -> None:

@@ -2,9 +2,9 @@
 
 A joint state is the states of the three tables, what runs where, and what is in the air. Nothing has to happen: a
 message that stays in the air is lost, a party that takes no more steps has died or stands still, and one that steps
-again has woken up. Messages may overtake each other, and those that the transport can repeat are repeated. What needs
-no cause within the model may happen at any time: time-outs, leases that run out, broken streams, failed calls, ends,
-and a client that leaves.
+again has woken up. Messages stay in the air once they have arrived, too: they may overtake each other, and each may
+arrive again at any later time. What needs no cause within the model may happen at any time: time-outs, leases that run
+out, broken streams, failed calls, ends, and a client that leaves.
 
 The shells' part is modelled as they do it: the messages to the target as `Moves` and `TargetRun` take them, the words
 to the reader by its own function `classify`. A copy's chunks and their results come in any number and order.
@@ -184,27 +184,30 @@ Arrival = Callable[[Joint], Iterator[Joint]]
 
 
 def prepare(joint: Joint) -> Iterator[Joint]:
-    for after in at_target(joint.without("prepare"), TargetEvent.PREPARE_FITS):
+    """The target answers; a repeated message finds a migration that it knows."""
+    if TargetEvent.PREPARE_FITS not in target.TABLE[joint.target]:
+        yield joint.with_("refused")
+    for after in at_target(joint, TargetEvent.PREPARE_FITS):
         yield after.with_("accepted")
-    for after in at_target(joint.without("prepare"), TargetEvent.PREPARE_REFUSED):
+    for after in at_target(joint, TargetEvent.PREPARE_REFUSED):
         yield after.with_("refused")
 
 
-def accepted(joint: Joint) -> Iterator[Joint]:
-    for event in (SourceEvent.ACCEPTED_KV, SourceEvent.ACCEPTED_TOKENS, SourceEvent.ACCEPTED_EARLY):
-        yield from at_source(joint.without("accepted"), event)
-
-
 def adopt(joint: Joint) -> Iterator[Joint]:
-    rest = joint.without("adopt")
+    """The target answers at once, or once its engine has: to a repeated message as to the first one."""
     if TargetEvent.ADOPT not in target.TABLE[joint.target]:
-        yield rest.with_("not adopted")
-    for adopting in at_target(rest, TargetEvent.ADOPT):
-        yield adopting.with_("adding")
+        yield joint.with_("not adopted")
+        return
+    _, commands = target.TABLE[joint.target][TargetEvent.ADOPT]
+    for after in at_target(joint, TargetEvent.ADOPT):
+        if TargetCommand.ADD_REQUEST in commands:
+            yield after.with_("adding")
+        elif after.target is not TargetState.ADOPTING:
+            yield after.with_("adopted")
 
 
 def adding(joint: Joint) -> Iterator[Joint]:
-    """The engine has taken the request, or has not; the migration may be closed by then."""
+    """The engine has taken the request, or has not, and says so once; the migration may be closed by then."""
     rest = joint.without("adding")
     for after in at_target(rest, TargetEvent.ADD_FAILED):
         yield after.with_("not adopted")
@@ -222,47 +225,52 @@ def attach(answer: str) -> Arrival:
 
 
 def attached(joint: Joint) -> Iterator[Joint]:
+    """The answer to one call of the reader's, and to no later one."""
     yield replace(joint.without("attached"), asking=False)
 
 
-def at_source_once(message: str, event: SourceEvent) -> Arrival:
-    return lambda joint: at_source(joint.without(message), event)
+def accepted(joint: Joint) -> Iterator[Joint]:
+    for event in (SourceEvent.ACCEPTED_KV, SourceEvent.ACCEPTED_TOKENS, SourceEvent.ACCEPTED_EARLY):
+        yield from at_source(joint, event)
+
+
+def source_takes(event: SourceEvent) -> Arrival:
+    return lambda joint: at_source(joint, event)
+
+
+def target_takes(event: TargetEvent) -> Arrival:
+    return lambda joint: at_target(joint, event)
 
 
 def source_says(word: str) -> Arrival:
-    return lambda joint: receives(joint.without(word), WORDS[word], "source")
+    return lambda joint: receives(joint, WORDS[word], "source")
 
 
 ARRIVALS: dict[str, Arrival] = {
     "prepare": prepare,
     "accepted": accepted,
-    "refused": at_source_once("refused", SourceEvent.TARGET_REFUSED),
-    "round": lambda joint: at_target(joint, TargetEvent.ROUND),
+    "refused": source_takes(SourceEvent.TARGET_REFUSED),
+    "round": target_takes(TargetEvent.ROUND),
     "adopt": adopt,
     "adding": adding,
-    "adopted": at_source_once("adopted", SourceEvent.ADOPTED),
-    "not adopted": at_source_once("not adopted", SourceEvent.ADOPT_REFUSED),
-    "cancel": lambda joint: at_target(joint.without("cancel"), TargetEvent.CANCEL),
+    "adopted": source_takes(SourceEvent.ADOPTED),
+    "not adopted": source_takes(SourceEvent.ADOPT_REFUSED),
+    "cancel": target_takes(TargetEvent.CANCEL),
     **{word: source_says(word) for word in WORDS},
-    # The reader's calls may be repeated: they stay in the air.
     "attach": attach("attached"),
     "attached": attached,
     "find": attach("found"),
-    "found": lambda joint: at_reader(joint.without("found"), ReaderEvent.FOUND),
-    "keep": lambda joint: at_source(joint, SourceEvent.KEPT),
-    "follow": lambda joint: at_source(joint, SourceEvent.FOLLOWED),
+    "found": lambda joint: at_reader(joint, ReaderEvent.FOUND),
+    "keep": source_takes(SourceEvent.KEPT),
+    "follow": source_takes(SourceEvent.FOLLOWED),
 }
 
 
 READ = reader.FINAL
 DEAD: dict[str, Callable[[Joint], bool]] = {
-    "prepare": lambda j: j.target is not TargetState.NEW,
     "accepted": lambda j: j.source is not SourceState.PREPARE,
     "refused": lambda j: j.source is not SourceState.PREPARE,
     "round": lambda j: j.target not in (TargetState.NEW, TargetState.RESERVED, TargetState.LOADING),
-    "adopt": lambda j: (
-        j.target not in (TargetState.RESERVED, TargetState.LOADING) and j.source is not SourceState.HANDOVER
-    ),
     "adopted": lambda j: j.source is not SourceState.HANDOVER,
     "not adopted": lambda j: j.source is not SourceState.HANDOVER,
     "cancel": lambda j: j.target in (TargetState.OWNED, TargetState.CLOSED),
@@ -278,7 +286,10 @@ DEAD: dict[str, Callable[[Joint], bool]] = {
     "keep": lambda j: j.source in source.FINAL,
     "follow": lambda j: j.source in source.FINAL,
 }
-"""True if a message can change nothing any more, in this state or a later one."""
+"""True if a message can change nothing any more, in this state or a later one.
+
+`prepare` and `adopt` never are: that a target which has closed takes neither again is for the walk to find out.
+"""
 
 
 def tidy(joint: Joint) -> Joint:

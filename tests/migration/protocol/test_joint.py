@@ -198,6 +198,18 @@ FAULTS: dict[str, tuple[Any, Any, Any, Any]] = {
         ReaderEvent.NOT_FOUND,
         (ReaderState.MOVING, ()),
     ),
+    "target that adopts a request again behind its refusal": (
+        target.TABLE,
+        TargetState.CLOSED,
+        TargetEvent.ADOPT,
+        (TargetState.ADOPTING, (TargetCommand.ADD_REQUEST,)),
+    ),
+    "target that prepares again behind its refusal": (
+        target.TABLE,
+        TargetState.CLOSED,
+        TargetEvent.PREPARE_FITS,
+        (TargetState.RESERVED, (TargetCommand.RESERVE,)),
+    ),
     "target that owns what it has just added": (
         target.TABLE,
         TargetState.ADOPTING,
@@ -211,4 +223,12 @@ FAULTS: dict[str, tuple[Any, Any, Any, Any]] = {
 def test_one_wrong_row_makes_two_owners(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, state, event, row = FAULTS[fault]
     monkeypatch.setitem(table, state, {**table[state], event: row})
+    assert rivals(walk())
+
+
+@pytest.mark.parametrize("state", [TargetState.ADOPTING, TargetState.PROVISIONAL, TargetState.OWNED])
+def test_refusal_of_a_repeated_adopt_makes_two_owners(state: TargetState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source goes on, and the target with what the first message brought."""
+    rows = {event: row for event, row in target.TABLE[state].items() if event is not TargetEvent.ADOPT}
+    monkeypatch.setitem(target.TABLE, state, rows)
     assert rivals(walk())

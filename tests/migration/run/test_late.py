@@ -513,12 +513,12 @@ def target_rows() -> dict[tuple[TargetState, TargetEvent, int, int], tuple[Targe
     rows = {}
     for place in (new := [*found]):
         state, loads, additions = place
-        for event, (following, _) in target.TABLE[state].items():
+        for event, (following, commands) in target.TABLE[state].items():
             under_way = {LOAD: loads, ADD: additions}
             if (name := RESULTS.get(event)) is not None:
                 under_way[name] -= 1
             under_way[LOAD] += event is TargetEvent.ROUND
-            under_way[ADD] += event is TargetEvent.ADOPT
+            under_way[ADD] += ADD in commands
             if not 0 <= min(under_way.values()) <= max(under_way.values()) <= MOST_LOADS:
                 continue
             rows[(state, event, loads, additions)] = way = (*found[place], event)

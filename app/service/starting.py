@@ -1,0 +1,81 @@
+"""The start of an ingress: its own port, and the log of the start's progress, which ends with the ingress's URL."""
+
+import logging
+from typing import Self
+
+from starlette.applications import Starlette
+
+from app.ingress.config import IngressConfig
+from app.ingress.http.connections import Bounds
+from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
+from app.ingress.http.tls import TlsFiles
+
+log = logging.getLogger("ray.serve")
+
+_BIND_WAIT_S = 15.0
+_READY = """Mell is ready. Try:
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+  API        {url}/v1
+  live page  {url}/mell/"""
+
+
+class StartProgress:
+    """Logs the progress of a start until requests are taken, and `initial` replicas run."""
+
+    def __init__(self, initial: int, url: str, is_listening: bool) -> None:
+        self.initial = initial
+        self.ended = False
+        self._url = url
+        self._is_listening = is_listening
+        self._running = 0
+        self._logged_running: int | None = None
+
+    @classmethod
+    def of(cls, config: IngressConfig) -> Self:
+        """The progress of an ingress. Without a port of its own, Serve's proxy takes requests at once."""
+        url = _own_url(config) if config.port else "http://127.0.0.1:8000"
+        return cls(config.initial_replicas, url, is_listening=config.port is None)
+
+    def begin_listening(self) -> None:
+        """Called once the port is open."""
+        self._is_listening = True
+        self._check()
+
+    def count(self, running: int) -> None:
+        """Called with the number of replicas that run."""
+        self._running = running
+        self._check()
+
+    def lower_initial(self, wanted: int) -> None:
+        """Wait for no more than `wanted` replicas."""
+        self.initial = min(self.initial, wanted)
+        self._check()
+
+    def _check(self) -> None:
+        if self.ended:
+            return
+        if self._running >= self.initial and self._is_listening:
+            self.ended = True
+            log.info(_READY.format(url=self._url))
+        elif self._running != self._logged_running:
+            self._logged_running = self._running
+            log.info("%d of %d engines run", self._running, self.initial)
+
+
+async def serve_own_port(app: Starlette, config: IngressConfig, service: str, progress: StartProgress) -> HttpServer:
+    """Serve `app` at the configured port, which the ingresses of a service share. Raises OSError if it is taken."""
+    assert config.port is not None
+    listening = await listen(config.host, config.port, service, _BIND_WAIT_S)
+    served = BelowPath(app, config.root_path) if config.root_path else app
+    bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
+    server = HttpServer(served, listening, bounds, TlsFiles.of(config))
+    log.info("listening on %s", _own_url(config))
+    progress.begin_listening()
+    return server
+
+
+def _own_url(config: IngressConfig) -> str:
+    """The URL at which clients on this machine reach the ingress's own port."""
+    assert config.port is not None
+    return endpoint(config.host, config.port, config.ssl_certfile is not None) + config.root_path
