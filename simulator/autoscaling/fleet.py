@@ -190,8 +190,12 @@ class SimulatedFleet:
         self.loop.at(now + TICK_S, Turn.EPOCH, self._control)
 
     def _load(self) -> float:
-        """The load by the rule's measure, over all replicas and the router's queue."""
-        members = self._members.values()
+        """The load by the rule's measure, in the router's queue and in replicas that are not stopping.
+
+        Serve leaves out stopping replicas, too. It also drops their earlier samples, which are still visible here for
+        the look-back period.
+        """
+        members = [member for member in self._members.values() if not member.stopping]
         if self._rule.measure is LoadMeasure.REQUESTS:
             return len(self._queue) + sum(member.ongoing for member in members)
         queued = sum(live.held for live in self._queue)

@@ -83,6 +83,19 @@ def test_a_stopping_replica_ends_with_its_last_request() -> None:
     assert log.gpus[-1][0] == max(ends["l0"], ends["l1"])
 
 
+@pytest.mark.parametrize("measure", LoadMeasure)
+def test_requests_of_stopping_replicas_are_no_load(measure: LoadMeasure) -> None:
+    setup = replace(SETUP, min_replicas=4, max_gpus=4, capacity=Tokens(50000))
+    fleet = SimulatedFleet(replace(RULE, measure=measure), setup, COSTS, FleetLog(), lambda now: None)
+    fleet.run([job(f"q{n}", 0.0, 4000, 40000) for n in range(20)])
+    of_all, members = fleet._load(), list(fleet._members.values())
+    assert of_all > 0 and sum(member.ongoing for member in members) == 20
+    for member in members:
+        member.stopping = True
+    members[0].stopping = False
+    assert fleet._load() == pytest.approx(of_all * members[0].ongoing / 20)
+
+
 def test_requests_beyond_the_limit_queue_at_the_router() -> None:
     jobs = [job(f"q{n}", 0.0, 10, 100) for n in range(3)]
     limited = play(jobs, replace(RULE, max_ongoing=1), replace(SETUP, max_gpus=1))
