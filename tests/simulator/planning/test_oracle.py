@@ -1,5 +1,7 @@
 """The oracle's arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,14 @@ def test_the_step_time_of_the_level_bounds_the_least_work() -> None:
     assert tight == pytest.approx(loose + 0.99 * 1000 * 0.09 / 3, rel=0.01)
 
 
+def test_requests_that_share_a_cached_prompt_hold_it_once() -> None:
+    # The KV of one prompt serves both of its requests: only what they generate is work for sure.
+    costs = ComputeCosts(((1, 0.1),))
+    jobs = [Job(RequestId(f"q{n}"), 1.0, Tokens(500), Tokens(100)) for n in range(2)]
+    cached = least_work(jobs, WINDOW, replace(SETUP, block_tokens=10), costs, ServiceLevel())
+    assert cached == pytest.approx(0.1 * 2 * sum(range(100)) / 1000)
+
+
 def test_the_cheapest_candidate_keeps_the_level_wherever_any_does() -> None:
     level = PlannedLevels(ServiceLevel(ttft_p99_s=1.0))
     good, bad = service(0.9), service(1.1)
@@ -94,4 +104,11 @@ def test_the_cheapest_candidate_keeps_the_level_wherever_any_does() -> None:
     assert cheapest(candidates, level) == 2
     assert reachable([row for _, row in candidates], level) == [True, True, False]
     assert cheapest([(10.0, [bad])], level) is None
-    assert cheapest([(10.0, [good, bad]), (9.0, [bad, good])], level) is None
+
+
+def test_where_no_candidate_keeps_the_level_in_all_parts_the_cheapest_of_those_with_the_most_is_chosen() -> None:
+    level = PlannedLevels(ServiceLevel(ttft_p99_s=1.0))
+    good, bad = service(0.9), service(1.1)
+    candidates = [(10.0, [good, bad, bad]), (12.0, [bad, good, good]), (11.0, [good, good, bad]), (9.0, [bad] * 3)]
+    assert cheapest(candidates, level) == 2
+    assert reachable([row for _, row in candidates], level) == [True, True, True]
