@@ -4,8 +4,8 @@ The engines are those of the simulated world, with the same costs and caches. No
 stop takes no more requests and ends with its last one. As in Ray Serve, replicas that are starting stop first, then the
 newest.
 
-    router      chooses a replica by the rule's `Router`. Replicas with `max_ongoing` requests are left out; without any
-                replica, requests queue at the router, first come first served
+    router      chooses a replica by the rule's `FleetRouter`. Replicas with `max_ongoing` requests are left out;
+                without any replica, requests queue at the router, first come first served
     autoscaler  samples the load, and applies the rule, every `TICK_S`
 
 The router has no delays and no stale queue lengths, which favours these autoscalers. An autoscaler that looks ahead is
@@ -22,7 +22,7 @@ from random import Random
 from typing import Protocol
 
 from policies.model import ReplicaId, RequestId, Tokens
-from simulator.autoscaling.rule import Autoscaler, LoadMeasure, Router, ScalingRule
+from simulator.autoscaling.rule import Autoscaler, FleetRouter, LoadMeasure, ScalingRule
 from simulator.caches.cache import SimulatedCache
 from simulator.costs.costs import Costs
 from simulator.costs.steps import StepTimes
@@ -178,7 +178,7 @@ class SimulatedFleet:
         accepting = taking if most is None else [m for m in taking if m.ongoing < most]
         if not accepting:
             return None
-        if self._rule.router is Router.LEAST_KV:
+        if self._rule.router is FleetRouter.LEAST_KV:
             return min(accepting, key=lambda member: self._kv(member))
         pair = self._chance.sample(accepting, 2) if len(accepting) > 1 else accepting
         return min(pair, key=lambda member: member.ongoing)

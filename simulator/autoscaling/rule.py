@@ -23,7 +23,7 @@ class LoadMeasure(StrEnum):
     """KV caches in use, queued prompts included, in replicas: an autoscaler by vLLM's cache metric."""
 
 
-class Router(StrEnum):
+class FleetRouter(StrEnum):
     """The rule by which a request gets its replica."""
 
     TWO_CHOICES = "two choices"
@@ -49,7 +49,7 @@ class ScalingRule:
     look_back_s: float = 30.0
     push_s: float = 10.0
     max_ongoing: int | None = None
-    router: Router = Router.TWO_CHOICES
+    router: FleetRouter = FleetRouter.TWO_CHOICES
     looks_ahead: bool = False
 
     @property

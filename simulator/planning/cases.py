@@ -22,7 +22,7 @@ from enum import StrEnum
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
 from simulator.autoscaling.fleet import requests_per_replica
-from simulator.autoscaling.rule import LoadMeasure, Router, ScalingRule
+from simulator.autoscaling.rule import FleetRouter, LoadMeasure, ScalingRule
 from simulator.costs.costs import Costs, LinkCosts
 from simulator.workload.workload import Job
 from simulator.world.setup import Setup
@@ -119,7 +119,7 @@ RESERVED = (Contender.WORST_FIT, Contender.LOAD_BALANCE)
 """The contenders with fixed reserves; the others in `POLICIES` have Mell's."""
 MEASURES = {Contender.SERVE: LoadMeasure.REQUESTS, Contender.KV: LoadMeasure.KV}
 """The autoscalers whose delays are swept."""
-ROUTERS = {Contender.SERVE: Router.TWO_CHOICES, Contender.KV: Router.LEAST_KV}
+ROUTERS = {Contender.SERVE: FleetRouter.TWO_CHOICES, Contender.KV: FleetRouter.LEAST_KV}
 """Their usual routers."""
 
 
@@ -173,7 +173,7 @@ def targeted_cases(
             for delays in dict.fromkeys([*chosen[contender], DEFAULT]):
                 yield _autoscaler(setup, costs, contender, target, delays, router)
             first = chosen[contender][0]
-            for other in Router:
+            for other in FleetRouter:
                 if other is not router:
                     yield _autoscaler(setup, costs, contender, target, first, other)
             if contender is Contender.SERVE:
@@ -184,7 +184,7 @@ def constant_cases(setup: Setup, costs: Costs, numbers: Iterable[int]) -> Iterat
     """Constant numbers of replicas, with both routers."""
     for number in numbers:
         fixed = replace(setup, service=None, min_replicas=number, max_gpus=number)
-        for router in Router:
+        for router in FleetRouter:
             name = f"{Contender.CONSTANT}, N = {number}, {router}"
             yield PlanCase(name, Contender.CONSTANT, ScalingRule(router=router), fixed, costs)
 
@@ -232,7 +232,7 @@ def _policies(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
 
 def _look_ahead(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
     for fill in FILLS[1:]:
-        rule = replace(_rule(LoadMeasure.KV, fill, SHORTEST, Router.LEAST_KV), looks_ahead=True)
+        rule = replace(_rule(LoadMeasure.KV, fill, SHORTEST, FleetRouter.LEAST_KV), looks_ahead=True)
         name = f"{Contender.LOOK_AHEAD}, target {fill:.0%}"
         yield PlanCase(name, Contender.LOOK_AHEAD, rule, replace(setup, service=None), costs)
 
@@ -243,7 +243,7 @@ def _autoscaler(
     contender: Contender,
     target: float,
     delays: Delays,
-    router: Router,
+    router: FleetRouter,
     most: int | None = None,
 ) -> PlanCase:
     measure = MEASURES[contender]
@@ -254,7 +254,7 @@ def _autoscaler(
     return PlanCase(name, contender, rule, replace(setup, service=None), costs)
 
 
-def _rule(measure: LoadMeasure, target: float, delays: Delays, router: Router) -> ScalingRule:
+def _rule(measure: LoadMeasure, target: float, delays: Delays, router: FleetRouter) -> ScalingRule:
     return ScalingRule(measure, target, delays.up_s, delays.down_s, delays.look_back_s, delays.push_s, router=router)
 
 

@@ -9,7 +9,7 @@ All targets with all delays and both routers would be more than a thousand runs.
     3  constant numbers between the largest that misses the level and the smallest above it that keeps it
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -102,7 +102,7 @@ def best_delays(outcomes: Iterable[CaseOutcome], levels: PlannedLevels) -> list[
 
 def price(service: ServiceOutcome, levels: PlannedLevels) -> float:
     """GPU-seconds, times the largest ratio of a p99 to its level where that is above 1."""
-    firsts = service.ttft_p99_by_class_s or {DEFAULT_CLASS: service.ttft_p99_s}
+    firsts: Mapping[str, float | None] = service.ttft_p99_by_class_s or {DEFAULT_CLASS: service.ttft_p99_s}
     pairs = [
         *((ttft_s, levels.of(name).ttft_p99_s) for name, ttft_s in firsts.items()),
         (service.itl_p99_s, strictest([levels.whole, *levels.classes.values()]).itl_p99_s),

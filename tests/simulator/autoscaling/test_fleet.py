@@ -7,7 +7,7 @@ import pytest
 
 from policies.model import RequestId, Tokens
 from simulator.autoscaling.fleet import SimulatedFleet, requests_per_replica
-from simulator.autoscaling.rule import LoadMeasure, Router, ScalingRule
+from simulator.autoscaling.rule import FleetRouter, LoadMeasure, ScalingRule
 from simulator.costs.costs import ComputeCosts, Costs
 from simulator.workload.workload import Job
 from simulator.world.observer import Life
@@ -122,7 +122,7 @@ def test_the_less_loaded_of_two_replicas_is_chosen() -> None:
 
 @pytest.mark.parametrize("measure", LoadMeasure)
 def test_the_replica_with_the_least_kv_is_chosen(measure: LoadMeasure) -> None:
-    rule = ScalingRule(measure, 0.9, router=Router.LEAST_KV)
+    rule = ScalingRule(measure, 0.9, router=FleetRouter.LEAST_KV)
     setup = replace(SETUP, min_replicas=2, max_gpus=2, capacity=Tokens(50000))
     fleet = SimulatedFleet(rule, setup, COSTS, FleetLog(), lambda now: None)
     fleet.run([job("large", 0.0, 9000, 40000), *(job(f"q{n}", 0.1 + n / 10, 50, 40000) for n in range(3))])
@@ -151,7 +151,7 @@ def test_an_autoscaler_that_looks_ahead_has_replicas_when_the_load_comes() -> No
 
 
 def test_kv_utilisation_counts_queued_prompts() -> None:
-    rule = ScalingRule(LoadMeasure.KV, 0.5, 0.0, 10.0, 2.0, 1.0, router=Router.LEAST_KV)
+    rule = ScalingRule(LoadMeasure.KV, 0.5, 0.0, 10.0, 2.0, 1.0, router=FleetRouter.LEAST_KV)
     slow = replace(COSTS, compute=ComputeCosts(((1, 0.5),)))
     log = play([job(f"q{n}", 0.0, 450, 45) for n in range(4)], rule, costs=slow)
     # 1,800 tokens of prompts that grow to 1,980, and 500 per replica.

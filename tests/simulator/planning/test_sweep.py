@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.cost.service import ServiceLevel
 from policies.model import RequestId, Tokens
-from simulator.autoscaling.rule import Router, ScalingRule
+from simulator.autoscaling.rule import FleetRouter, ScalingRule
 from simulator.costs.costs import ComputeCosts, Costs
 from simulator.outcome.metrics import Window
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
@@ -71,7 +71,7 @@ def numbers(cases: Iterable[PlanCase]) -> list[int]:
     """The constant numbers of replicas, each of which has both routers."""
     own = [case for case in cases if case.contender is Contender.CONSTANT]
     assert all(case.setup.min_replicas == case.setup.max_gpus for case in own)
-    assert len(own) == len(Router) * len({case.setup.min_replicas for case in own})
+    assert len(own) == len(FleetRouter) * len({case.setup.min_replicas for case in own})
     return list(dict.fromkeys(case.setup.min_replicas for case in own))
 
 
