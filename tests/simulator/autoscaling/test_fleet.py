@@ -1,7 +1,7 @@
 """A fleet of replicas under an autoscaler."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -10,35 +10,12 @@ from simulator.autoscaling.fleet import SimulatedFleet, requests_per_replica
 from simulator.autoscaling.rule import FleetRouter, LoadMeasure, ScalingRule
 from simulator.costs.costs import ComputeCosts, Costs
 from simulator.workload.workload import Job
-from simulator.world.observer import Life
 from simulator.world.setup import Setup
-from tests.simulator.physics import COMPUTE, job
+from tests.simulator.physics import COMPUTE, FleetLog, job
 
 COSTS = Costs(slots=False, startup_s=20.0, compute=ComputeCosts(((1, 0.02),), context_s=1e-6))
 SETUP = Setup(Tokens(1000), horizon_s=400.0)
 RULE = ScalingRule(target=2.0, upscale_delay_s=2.0, downscale_delay_s=10.0, look_back_s=2.0, push_s=1.0)
-
-
-@dataclass(slots=True)
-class FleetLog:
-    """Keeps all events."""
-
-    gpus: list[tuple[float, int]] = field(default_factory=list)
-    lives: dict[str, Life] = field(default_factory=dict)
-    preempted_s: list[float] = field(default_factory=list)
-
-    def counted(self, now: float, gpus: int) -> None:
-        self.gpus.append((now, gpus))
-
-    def stepped(self, now: float, step_s: float, tokens: float) -> None:
-        pass
-
-    def preempted(self, now: float, tokens: Tokens) -> None:
-        self.preempted_s.append(now)
-
-    def finished(self, now: float, life: Life) -> None:
-        assert life.job.id not in self.lives
-        self.lives[life.job.id] = life
 
 
 def play(jobs: list[Job], rule: ScalingRule = RULE, setup: Setup = SETUP, costs: Costs = COSTS) -> FleetLog:

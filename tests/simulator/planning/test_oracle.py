@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from policies.cost.service import ServiceLevel
 from policies.cost.steps import interpolate
 from policies.model import RequestId, Tokens
-from simulator.costs.costs import ComputeCosts
+from simulator.autoscaling.fleet import SimulatedFleet
+from simulator.autoscaling.rule import FleetRouter, ScalingRule
+from simulator.costs.costs import ComputeCosts, Costs
 from simulator.outcome.metrics import Window
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
 from simulator.planning.oracle import cheapest, least_work, minorants, provisioned, reachable, without_peaks
 from simulator.workload.workload import Job
 from simulator.world.setup import Setup
+from tests.simulator.physics import FleetLog
 
 WINDOW = Window(0.0, 100.0)
 SETUP, HUGE = Setup(Tokens(1000)), Setup(Tokens(10**9))
@@ -87,6 +90,18 @@ def test_the_step_time_of_the_level_bounds_the_least_work() -> None:
     tight = least_work(jobs, WINDOW, HUGE, costs, ServiceLevel(itl_p99_s=0.15))
     # At most three requests fit into a step of 150 ms.
     assert tight == pytest.approx(loose + 0.99 * 1000 * 0.09 / 3, rel=0.01)
+
+
+def test_one_replica_that_is_always_full_takes_a_little_more_than_the_least_work() -> None:
+    compute = ComputeCosts(((1, 0.02), (50, 0.03)), sequence_s=1e-4, context_s=1e-6, attention_s=1e-8)
+    jobs = [Job(RequestId(f"q{n}"), 0.0, Tokens(100), Tokens(60)) for n in range(120)]
+    log, setup = FleetLog(), replace(SETUP, min_replicas=1, max_gpus=1, horizon_s=900.0)
+    costs = Costs(slots=False, compute=compute)
+    SimulatedFleet(ScalingRule(router=FleetRouter.LEAST_KV), setup, costs, log, lambda now: None).run(jobs)
+    assert len(log.lives) == len(jobs)
+    used_s = max(life.finished_s for life in log.lives.values())
+    least_s = least_work(jobs, Window(0.0, 900.0), setup, compute, ServiceLevel())
+    assert least_s < used_s < 1.5 * least_s
 
 
 def test_requests_that_share_a_cached_prompt_hold_it_once() -> None:

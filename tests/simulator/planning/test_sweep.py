@@ -169,7 +169,8 @@ def test_numbers_are_spread(least: int, most: int, found: list[int]) -> None:
     itl_s=st.sampled_from([0.04, 0.2]),
     startup_s=st.sampled_from([0.0, 10.0]),
 )
-@settings(max_examples=scaled(30), deadline=None)
+@pytest.mark.timeout(1800)
+@settings(max_examples=scaled(20), deadline=None)
 def test_no_run_beats_the_oracle_where_it_keeps_the_level_nor_the_least_work(
     arrivals: list[tuple[float, int, int]], ttft_s: float, itl_s: float, startup_s: float
 ) -> None:
