@@ -9,7 +9,7 @@ from deployments.engine.pace import Pace
 from policies.cost.service import ServiceLevel
 from simulator.autoscaling.rule import LoadMeasure, ScalingRule
 from simulator.errors import BadInput
-from simulator.planning.cases import LIMITED, POLICIES, Contender
+from simulator.planning.cases import POLICIES, SHORT, Contender
 
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "mell": {"policy": "pack", "mode": "act"},
@@ -185,8 +185,8 @@ def rule_of(case: LiveCase) -> ScalingRule | None:
         usual,
         upscale_delay_s=conditions.upscale_s,
         downscale_delay_s=conditions.downscale_s,
-        look_back_s=LIMITED.look_back_s,
-        push_s=LIMITED.push_s,
+        look_back_s=SHORT.look_back_s,
+        push_s=SHORT.push_s,
     )
 
 

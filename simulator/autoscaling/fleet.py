@@ -4,12 +4,13 @@ The engines are those of the simulated world, with the same costs and caches. No
 stop takes no more requests and ends with its last one. As in Ray Serve, replicas that are starting stop first, then the
 newest.
 
-    router      by ongoing requests the less loaded of two random replicas (the power of two choices, as Serve does);
-                by KV utilisation the replica with the least KV in use or queued. Replicas with `max_ongoing` requests
-                are left out; without any replica, requests queue at the router, first come first served
+    router      chooses a replica by the rule's `FleetRouter`. Replicas with `max_ongoing` requests are left out;
+                without any replica, requests queue at the router, first come first served
     autoscaler  samples the load, and applies the rule, every `TICK_S`
 
-The router has no delays and no stale queue lengths, which favours these autoscalers.
+The router has no delays and no stale queue lengths, which favours these autoscalers. An autoscaler that looks ahead is
+given the loads of a fleet whose replicas start at once. With as many replicas at least as at most, the number is
+constant.
 """
 
 from collections import deque
@@ -21,7 +22,7 @@ from random import Random
 from typing import Protocol
 
 from policies.model import ReplicaId, RequestId, Tokens
-from simulator.autoscaling.rule import Autoscaler, LoadMeasure, ScalingRule
+from simulator.autoscaling.rule import Autoscaler, FleetRouter, LoadMeasure, ScalingRule
 from simulator.caches.cache import SimulatedCache
 from simulator.costs.costs import Costs
 from simulator.costs.steps import StepTimes
@@ -68,7 +69,11 @@ class FleetMember:
 
 
 class SimulatedFleet:
-    """One simulation of a fleet. Equal seeds give equal choices of the router."""
+    """One simulation of a fleet. Equal seeds give equal choices of the router.
+
+    `loads` are the samples of the load so far, `TICK_S` apart. `foreseen` are those of another fleet with the same
+    requests, for a rule that looks ahead.
+    """
 
     def __init__(
         self,
@@ -78,8 +83,12 @@ class SimulatedFleet:
         observer: FleetObserver,
         tick: Callable[[float], None],
         seed: int = 0,
+        foreseen: Sequence[float] = (),
     ) -> None:
         self.loop = Loop()
+        self.loads: list[float] = []
+        self._foreseen = foreseen
+        self._ticks_ahead = ceil((costs.startup_s + rule.lag_s) / TICK_S)
         self._rule = rule
         self._setup = setup
         self._costs = costs
@@ -169,7 +178,7 @@ class SimulatedFleet:
         accepting = taking if most is None else [m for m in taking if m.ongoing < most]
         if not accepting:
             return None
-        if self._rule.measure is LoadMeasure.KV:
+        if self._rule.router is FleetRouter.LEAST_KV:
             return min(accepting, key=lambda member: self._kv(member))
         pair = self._chance.sample(accepting, 2) if len(accepting) > 1 else accepting
         return min(pair, key=lambda member: member.ongoing)
@@ -184,14 +193,21 @@ class SimulatedFleet:
     def _control(self) -> None:
         now = self.loop.now
         running = sum(m.running and not m.stopping for m in self._members.values())
-        self._apply(self._autoscaler.observe(now, self._load(), running))
+        number = len(self.loads)
+        coming = self._foreseen[number : number + self._ticks_ahead + 1]
+        self.loads.append(self._load())
+        self._apply(self._autoscaler.observe(now, max(self.loads[-1], *coming, 0.0), running))
         self._replicas.settle()
         self._tick(now)
         self.loop.at(now + TICK_S, Turn.EPOCH, self._control)
 
     def _load(self) -> float:
-        """The load by the rule's measure, over all replicas and the router's queue."""
-        members = self._members.values()
+        """The load by the rule's measure, in the router's queue and in replicas that are not stopping.
+
+        Serve leaves out stopping replicas, too. It also drops their earlier samples, which are still visible here for
+        the look-back period.
+        """
+        members = [member for member in self._members.values() if not member.stopping]
         if self._rule.measure is LoadMeasure.REQUESTS:
             return len(self._queue) + sum(member.ongoing for member in members)
         queued = sum(live.held for live in self._queue)

@@ -23,13 +23,23 @@ class LoadMeasure(StrEnum):
     """KV caches in use, queued prompts included, in replicas: an autoscaler by vLLM's cache metric."""
 
 
+class FleetRouter(StrEnum):
+    """The rule by which a request gets its replica."""
+
+    TWO_CHOICES = "two choices"
+    """Of two random replicas, the one with fewer ongoing requests (the power of two choices), as in Ray Serve."""
+    LEAST_KV = "least KV"
+    """The replica with the least KV in use or queued."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """The configuration of an autoscaler; defaults are Ray Serve's. Times are in seconds.
+    """The configuration of an autoscaler and of its router; defaults are Ray Serve's. Times are in seconds.
 
     The load is the mean of samples over the `look_back_s` before the newest push; pushes are `push_s` apart. `target`
     is the load per replica. At most `max_ongoing` requests are sent to a replica, the others queue at the router (None:
-    no limit, as in ray.serve.llm).
+    no limit, as in ray.serve.llm). With `looks_ahead` the load is the largest of the present one and the coming ones up
+    to a start-up time ahead, which a fleet has to foresee.
     """
 
     measure: LoadMeasure = LoadMeasure.REQUESTS
@@ -39,6 +49,13 @@ class ScalingRule:
     look_back_s: float = 30.0
     push_s: float = 10.0
     max_ongoing: int | None = None
+    router: FleetRouter = FleetRouter.TWO_CHOICES
+    looks_ahead: bool = False
+
+    @property
+    def lag_s(self) -> float:
+        """The time until a lasting rise in the load is seen in full and acted on."""
+        return self.push_s + self.look_back_s + self.upscale_delay_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,12 @@ class ServiceOutcome:
         found: Mapping[str, float | None] = self.ttft_p99_by_class_s or {DEFAULT_CLASS: self.ttft_p99_s}
         return {name: _within(ttft_s, levels.of(name).ttft_p99_s) for name, ttft_s in found.items()}
 
+    @property
+    def levels(self) -> PlannedLevels:
+        """The strictest levels that this service keeps: its own p99."""
+        classes = {name: ServiceLevel(ttft_s) for name, ttft_s in self.ttft_p99_by_class_s.items()}
+        return PlannedLevels(ServiceLevel(self.ttft_p99_s, self.itl_p99_s), classes)
+
     def is_as_good_as(self, other: "ServiceOutcome") -> bool:
         """True if neither p99 is longer than the other's."""
         return _within(self.ttft_p99_s, other.ttft_p99_s) and _within(self.itl_p99_s, other.itl_p99_s)

@@ -7,6 +7,7 @@ JSON document, a table and a picture go out. Pure parts first:
     cases                      the configurations to compare, as values
     oracle                     the fewest GPU-seconds with knowledge of the trace
     frontier                   the best cases of each contender, and comparisons at equal service
+    sweep                      the cases that depend on the outcomes of others
     document, text, picture    the output
     perform, report, __main__  the runs; the whole plan; the command line
 """

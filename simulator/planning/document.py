@@ -9,7 +9,7 @@ from simulator.command.document import Document, given
 from simulator.command.order import SimulationOrder
 from simulator.outcome.service import PlannedLevels, ServiceOutcome, parts
 from simulator.outcome.statistics import mean
-from simulator.planning.cases import LEVEL, TITLES, Contender, PlanCase
+from simulator.planning.cases import LEVEL, TITLES, Contender
 from simulator.planning.frontier import (
     CaseOutcome,
     ContenderComparison,
@@ -21,40 +21,35 @@ from simulator.planning.frontier import (
     of_contender,
 )
 from simulator.planning.oracle import cheapest, least_work, reachable
-from simulator.planning.perform import OraclePlan, PlanResult
+from simulator.planning.perform import OraclePlan, PlanResult, PlanRuns
 from simulator.workload.workload import Workload
 
 
 def plan_document(
-    order: SimulationOrder,
-    workloads: Sequence[Workload],
-    cases: Sequence[PlanCase],
-    results: Sequence[Sequence[PlanResult]],
-    candidates: Sequence[Sequence[OraclePlan]],
+    order: SimulationOrder, levels: PlannedLevels, runs: PlanRuns, candidates: Sequence[Sequence[OraclePlan]]
 ) -> Document:
-    """The JSON document. `results` are by case and workload, `candidates` those of the oracle by workload.
+    """The JSON document. `candidates` are those of the oracle by workload.
 
     `cases` are sorted by GPU-seconds, and `fewest` names the first that keeps the level with the given GPUs and links.
     """
-    assert order.setup.service is not None, "a plan has a level"
-    levels = PlannedLevels(order.setup.service, order.setup.classes.levels)
-    outcomes = [
-        CaseOutcome(case, averaged([result.whole for result in row])) for case, row in zip(cases, results, strict=True)
-    ]
+    outcomes = runs.outcomes
     best = {each.case.name for contender in Contender for each in frontier(of_contender(outcomes, contender))}
     real = [each for each in outcomes if not each.case.hypothetical]
     hindsight = fewest(real, levels)
     mell = at_level(outcomes).service
-    own = results[[case.name for case in cases].index(LEVEL)]
+    rows = {each.case.name: row for each, row in zip(outcomes, runs.results, strict=True)}
     return {
-        **given(order, workloads),
+        **given(order, runs.workloads),
         "cases": [
-            _case(each, levels, each.case.name in best)
+            {
+                **_case(each, levels, each.case.name in best),
+                "oracle_gpu_seconds": None if each.case.hypothetical else _at_least(candidates, rows[each.case.name]),
+            }
             for each in sorted(outcomes, key=lambda each: each.service.gpu_seconds)
         ],
         "fewest": None if hindsight is None else hindsight.case.name,
         "comparisons": [_comparison(each, mell) for each in compare(outcomes, levels)],
-        "oracle": _oracle(order, workloads, own, _with_cases(candidates, cases, results), levels),
+        "oracle": _oracle(order, runs.workloads, rows[LEVEL], candidates, levels),
     }
 
 
@@ -89,15 +84,14 @@ def _beside(outcome: CaseOutcome | None, mell: ServiceOutcome) -> dict[str, Any]
     return {"case": outcome.case.name, "gpu_seconds": outcome.service.gpu_seconds, "saved_by_mell": saved}
 
 
-def _with_cases(
-    candidates: Sequence[Sequence[OraclePlan]], cases: Sequence[PlanCase], results: Sequence[Sequence[PlanResult]]
-) -> list[list[OraclePlan]]:
-    """The oracle's candidates by workload, and every real case: with hindsight, its numbers of replicas can be had."""
-    real = [(case, row) for case, row in zip(cases, results, strict=True) if not case.hypothetical]
-    return [
-        [*own, *(OraclePlan(case.name, row[number].whole.gpu_seconds, row[number]) for case, row in real)]
-        for number, own in enumerate(candidates)
-    ]
+def _at_least(candidates: Sequence[Sequence[OraclePlan]], results: Sequence[PlanResult]) -> float:
+    """The mean of the oracle's fewest GPU-seconds with service equal to the results of a case or better."""
+    return mean(
+        [
+            min(plan.gpu_seconds for plan in row if plan.result.whole.keeps(result.whole.levels))
+            for row, result in zip(candidates, results, strict=True)
+        ]
+    )
 
 
 def _oracle(
@@ -109,7 +103,7 @@ def _oracle(
 ) -> dict[str, Any]:
     """The oracle's plan as means over the workloads, and the parts of the window in which it and Mell keep the level.
 
-    Its members are None if no candidate keeps the level where any one does.
+    Its members are None if no candidate keeps the level in any part.
     """
     chosen = [cheapest([(plan.gpu_seconds, plan.result.parts) for plan in row], levels) for row in candidates]
     possible = [reachable([plan.result.parts for plan in row], levels) for row in candidates]
@@ -130,6 +124,7 @@ def _oracle(
         "mell_to_oracle": None if used is None else mean([result.whole.gpu_seconds for result in mell]) / used,
         "parts": sum(len(row) for row in possible),
         "parts_possible": sum(map(sum, possible)),
+        "parts_planned": sum(part.keeps(levels) for plan in plans for part in plan.result.parts),
         "parts_kept": sum(both for one, other in zip(possible, kept, strict=True) for both in map(and_, one, other)),
         "part_starts_s": [part.warmup_s for part in parts(order.window)],
         "by_seed": [

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from policies.cost.service import ServiceLevel
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
 from simulator.outcome.statistics import mean
 from simulator.planning.cases import LEVEL, Contender, PlanCase
@@ -73,11 +72,7 @@ def fewest(outcomes: Sequence[CaseOutcome], levels: PlannedLevels) -> CaseOutcom
 
 def compare(outcomes: Sequence[CaseOutcome], levels: PlannedLevels) -> list[ContenderComparison]:
     """Every other contender beside Mell at the level."""
-    mell = at_level(outcomes).service
-    same = PlannedLevels(
-        ServiceLevel(mell.ttft_p99_s, mell.itl_p99_s),
-        {name: ServiceLevel(ttft_s) for name, ttft_s in mell.ttft_p99_by_class_s.items()},
-    )
+    same = at_level(outcomes).service.levels
     return [
         ContenderComparison(contender, fewest(members, levels), fewest(members, same))
         for contender in Contender

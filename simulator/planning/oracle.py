@@ -8,13 +8,13 @@ Two numbers bracket the optimum.
             no longer than another start. Whoever knows the trace can carry this out, and the service is that of the
             simulated run. Further candidates cut the peaks of that number that last less than a time in `CUTS_S`: the
             requests wait, within the level. The cases of all contenders are candidates, too, since hindsight could
-            have chosen their numbers of replicas. The cheapest candidate that keeps the level in every part of the
-            window where any candidate does is the plan
+            have chosen their numbers of replicas. The plan is the cheapest of the candidates that keep the level in
+            the most parts of the window. So no run of a contender is cheaper and keeps the level wherever the plan does
     work    a relaxation, so a lower bound. Requests are divisible work: every token takes its share of a step on a
             replica that is always full, by KV or by the level's step time, in whatever fraction of a replica, at any
-            time. Start-ups, arrival times, the level's first tokens and whole replicas are left out, and prefills if
-            there are prefix caches. Requests count by their arrival in the window; those that cross its edges are
-            assumed to even out
+            time. Start-ups, arrival times, the level's first tokens and whole replicas are left out, and with prefix
+            caches the prefills and the memory of prompts. Requests count by their arrival in the window; those that
+            cross its edges are assumed to even out
 
 The plan decides placements and moves as Mell does, second by second. So it is an oracle of the number of replicas, not
 of the placement.
@@ -74,16 +74,19 @@ def least_work(jobs: Iterable[Job], window: Window, setup: Setup, costs: Compute
     """GPU-seconds of the jobs that arrive in the window as divisible work (see the module)."""
     inside = [job for job in jobs if window.has(job.arrival_s)]
     formula = costs.steps
-    contexts = sum(job.output * job.prompt + job.output * (job.output - 1) / 2 for job in inside)
-    decoded = sum(max(0, job.output - 1) for job in inside)
     computed = [] if setup.block_tokens else inside
+    # A prompt is held in the step that ends its prefill, too, but its KV is only read in the steps of decoding.
+    generated = sum(job.output * (job.output - 1) / 2 for job in inside)
+    read = generated + sum(job.prompt * max(0, job.output - 1) for job in inside)
+    held = generated + sum(job.prompt * job.output for job in computed)
+    decoded = sum(max(0, job.output - 1) for job in inside)
     prefilled = sum(job.prompt for job in computed)
     attended = sum(PrefillChunk(job.prompt, 0).attended for job in computed)
-    always_s = formula.context_s * contexts + formula.attention_s * attended + formula.sequence_s * decoded
+    always_s = formula.context_s * read + formula.attention_s * attended + formula.sequence_s * decoded
     best = 0.0
     for base_s, token_s in minorants(formula.linear):
         fixed_s = formula.overhead_s + base_s
-        shares = contexts / setup.capacity
+        shares = held / setup.capacity
         if level.itl_p99_s is not None and (step_s := level.itl_p99_s - fixed_s) > 0 and token_s > 0:
             # All but 1 % of the tokens come in steps with at most this number of requests.
             largest = max(1.0, step_s / (token_s + formula.sequence_s))
@@ -110,19 +113,14 @@ def minorants(knots: Knots) -> Iterator[tuple[float, float]]:
 
 
 def cheapest(candidates: Sequence[tuple[float, Sequence[ServiceOutcome]]], levels: PlannedLevels) -> int | None:
-    """The index of the candidate with the fewest GPU-seconds that keeps the level in every part where any one does.
+    """The index of the candidate with the fewest GPU-seconds of those that keep the level in the most parts.
 
-    A candidate is its GPU-seconds and its service in every part. None without a part that keeps the level.
+    A candidate is its GPU-seconds and its service in every part. So none is cheaper than the chosen one and keeps the
+    level in all of its parts. None if no candidate keeps the level in any part.
     """
-    possible = reachable([parts for _, parts in candidates], levels)
-    if not any(possible):
-        return None
-    fitting = [
-        (used, index)
-        for index, (used, parts) in enumerate(candidates)
-        if all(part.keeps(levels) for part, needed in zip(parts, possible, strict=True) if needed)
-    ]
-    return min(fitting)[1] if fitting else None
+    kept = [sum(part.keeps(levels) for part in parts) for _, parts in candidates]
+    most = max(kept)
+    return min((used, i) for i, (used, _) in enumerate(candidates) if kept[i] == most)[1] if most else None
 
 
 def reachable(candidates: Sequence[Sequence[ServiceOutcome]], levels: PlannedLevels) -> list[bool]:

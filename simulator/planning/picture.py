@@ -33,7 +33,7 @@ def draw_plan(path: Path, plan: Document) -> None:
         axes.set(xlabel="GPU-seconds", ylabel=label)
         axes.set_yscale("log")
         axes.grid(alpha=0.3, which="both")
-    panels[0].legend(frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path, dpi=120, format="png")
     plt.close(figure)
 

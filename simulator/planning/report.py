@@ -8,9 +8,9 @@ from simulator.command.document import Document
 from simulator.command.estimate import require_affordable
 from simulator.command.order import SimulationOrder
 from simulator.errors import BadInput
-from simulator.planning.cases import plan_cases
+from simulator.outcome.service import PlannedLevels
 from simulator.planning.document import plan_document
-from simulator.planning.perform import ROUGH_RUNS, perform_plan, sample_runs, simulated_seconds
+from simulator.planning.perform import ROUGH_RUNS, PlanRuns, perform_plan, sample_runs, simulated_seconds
 from simulator.planning.picture import draw_plan
 from simulator.planning.text import render_plan
 from simulator.workload.workload import draw
@@ -32,13 +32,15 @@ def plan(order: SimulationOrder, quiet: bool) -> Document:
         raise BadInput("A plan needs a service level: give --ttft-p99 or --itl-p99.")
     require_affordable(order, ROUGH_RUNS * len(order.seeds), sample_runs)
     workloads = [draw(order.recipe, seed) for seed in order.seeds]
-    cases = plan_cases(order.setup, order.costs, workloads[0].jobs)
-    total_s = round(simulated_seconds(cases, workloads, order.setup))
+    total_s = round(simulated_seconds(order, workloads[0].jobs))
+    levels = PlannedLevels(order.setup.service, order.setup.classes.levels)
     with tqdm(total=total_s, unit=" virtual s", desc="planned", disable=quiet) as bar:
 
         def show(done_s: float) -> None:
             bar.update(round(done_s) - bar.n)
 
-        base = order.setup, order.costs
-        results, candidates = perform_plan(cases, workloads, base, order.window, order.processes, show)
-    return plan_document(order, workloads, cases, results, candidates)
+        runs = PlanRuns(workloads, order.window, order.processes, show)
+        candidates = perform_plan((order.setup, order.costs), levels, runs)
+        bar.total = bar.n
+        bar.refresh()
+    return plan_document(order, levels, runs, candidates)

@@ -83,7 +83,8 @@ def _rows(plan: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
     oracle = plan["oracle"]
     if oracle["gpu_seconds"] is not None:
         seconds = plan["workload"]["horizon_s"] - plan["workload"]["warmup_s"]
-        yield "oracle", {**oracle, "gpus_mean": oracle["gpu_seconds"] / seconds, "gpus_peak": None, "keeps_level": True}
+        kept = oracle["parts_planned"] == oracle["parts"]
+        yield "oracle", {**oracle, "gpus_mean": oracle["gpu_seconds"] / seconds, "gpus_peak": None, "keeps_level": kept}
 
 
 def _best(plan: Document, compared: Mapping[str, Any]) -> Iterator[str]:
@@ -125,9 +126,11 @@ def _answer(plan: Document) -> Iterator[str]:
     if oracle["gpu_seconds"] is not None:
         yield (
             f"An oracle that knows the trace takes {oracle['gpu_seconds']:,.0f} GPU-seconds (no less than "
-            f"{oracle['least_work_gpu_seconds']:,.0f} are possible); Mell takes {oracle['mell_to_oracle']:.2f} times "
-            f"as many, and keeps the level in {oracle['parts_kept']} of {oracle['parts_possible']} parts of five "
-            "minutes in which the oracle does."
+            f"{oracle['least_work_gpu_seconds']:,.0f} are possible) and keeps the level in {oracle['parts_planned']} "
+            f"of {oracle['parts']} parts of five minutes. Mell takes {oracle['mell_to_oracle']:.2f} times as many, and "
+            f"keeps the level in {oracle['parts_kept']} of the {oracle['parts_possible']} in which any run does. "
+            f"It takes {level['gpu_seconds'] / level['oracle_gpu_seconds']:.2f} times as many as the cheapest run of "
+            "any contender, or of the oracle, whose p99 are no longer than Mell's."
         )
 
 

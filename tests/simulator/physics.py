@@ -56,6 +56,28 @@ def run(machine: SimulatedEngine, until: float = NEVER, now: float = 0.0) -> lis
 
 
 @dataclass(slots=True)
+class FleetLog:
+    """An observer of a fleet that keeps what happened."""
+
+    gpus: list[tuple[float, int]] = field(default_factory=list)
+    lives: dict[str, Life] = field(default_factory=dict)
+    preempted_s: list[float] = field(default_factory=list)
+
+    def counted(self, now: float, gpus: int) -> None:
+        self.gpus.append((now, gpus))
+
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        pass
+
+    def preempted(self, now: float, tokens: Tokens) -> None:
+        self.preempted_s.append(now)
+
+    def finished(self, now: float, life: Life) -> None:
+        assert life.job.id not in self.lives
+        self.lives[life.job.id] = life
+
+
+@dataclass(slots=True)
 class Log:
     """An observer that keeps everything."""
 

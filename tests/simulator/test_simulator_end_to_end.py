@@ -107,6 +107,7 @@ def test_a_plan_is_that_of_mell_plan(
     tmp_path: Path, simulated: Simulated, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simulator.planning.cases.SLACKS", (0.5,))
+    monkeypatch.setattr("simulator.planning.cases.STEPS", (2.0,))
     monkeypatch.setattr("simulator.planning.cases.FILLS", (0.5, 0.6, 0.7))
     monkeypatch.setattr("simulator.planning.perform.CUTS_S", (1.0,))
     options = ("--costs", "a100-40g-13b-pcie", "--capacity-tokens", "9000", "--ttft-p99", "60", "--horizon", "30")

@@ -1,44 +1,21 @@
 """A fleet of replicas under an autoscaler."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from policies.model import RequestId, Tokens
 from simulator.autoscaling.fleet import SimulatedFleet, requests_per_replica
-from simulator.autoscaling.rule import LoadMeasure, ScalingRule
+from simulator.autoscaling.rule import FleetRouter, LoadMeasure, ScalingRule
 from simulator.costs.costs import ComputeCosts, Costs
 from simulator.workload.workload import Job
-from simulator.world.observer import Life
 from simulator.world.setup import Setup
-from tests.simulator.physics import COMPUTE, job
+from tests.simulator.physics import COMPUTE, FleetLog, job
 
 COSTS = Costs(slots=False, startup_s=20.0, compute=ComputeCosts(((1, 0.02),), context_s=1e-6))
 SETUP = Setup(Tokens(1000), horizon_s=400.0)
 RULE = ScalingRule(target=2.0, upscale_delay_s=2.0, downscale_delay_s=10.0, look_back_s=2.0, push_s=1.0)
-
-
-@dataclass(slots=True)
-class FleetLog:
-    """Keeps all events."""
-
-    gpus: list[tuple[float, int]] = field(default_factory=list)
-    lives: dict[str, Life] = field(default_factory=dict)
-    preempted_s: list[float] = field(default_factory=list)
-
-    def counted(self, now: float, gpus: int) -> None:
-        self.gpus.append((now, gpus))
-
-    def stepped(self, now: float, step_s: float, tokens: float) -> None:
-        pass
-
-    def preempted(self, now: float, tokens: Tokens) -> None:
-        self.preempted_s.append(now)
-
-    def finished(self, now: float, life: Life) -> None:
-        assert life.job.id not in self.lives
-        self.lives[life.job.id] = life
 
 
 def play(jobs: list[Job], rule: ScalingRule = RULE, setup: Setup = SETUP, costs: Costs = COSTS) -> FleetLog:
@@ -83,6 +60,19 @@ def test_a_stopping_replica_ends_with_its_last_request() -> None:
     assert log.gpus[-1][0] == max(ends["l0"], ends["l1"])
 
 
+@pytest.mark.parametrize("measure", LoadMeasure)
+def test_requests_of_stopping_replicas_are_no_load(measure: LoadMeasure) -> None:
+    setup = replace(SETUP, min_replicas=4, max_gpus=4, capacity=Tokens(50000))
+    fleet = SimulatedFleet(replace(RULE, measure=measure), setup, COSTS, FleetLog(), lambda now: None)
+    fleet.run([job(f"q{n}", 0.0, 4000, 40000) for n in range(20)])
+    first, *others = fleet._members.values()
+    of_first = {LoadMeasure.REQUESTS: first.ongoing, LoadMeasure.KV: fleet._kv(first) / setup.capacity}[measure]
+    assert 0 < 3 * of_first < fleet._load()
+    for member in others:
+        member.stopping = True
+    assert fleet._load() == of_first
+
+
 def test_requests_beyond_the_limit_queue_at_the_router() -> None:
     jobs = [job(f"q{n}", 0.0, 10, 100) for n in range(3)]
     limited = play(jobs, replace(RULE, max_ongoing=1), replace(SETUP, max_gpus=1))
@@ -107,16 +97,38 @@ def test_the_less_loaded_of_two_replicas_is_chosen() -> None:
     assert Counter(member.ongoing for member in fleet._members.values()) == {5: 2}
 
 
-def test_by_kv_utilisation_the_replica_with_the_least_kv_is_chosen() -> None:
-    rule = ScalingRule(LoadMeasure.KV, 0.9)
-    fleet = SimulatedFleet(rule, replace(SETUP, min_replicas=2, max_gpus=2), COSTS, FleetLog(), lambda now: None)
-    fleet.run([job("large", 0.0, 500, 400), job("a", 0.1, 50, 9), job("b", 0.2, 50, 9), job("c", 5.0, 50, 900)])
-    ongoing = {str(member.engine.replica): member.ongoing for member in fleet._members.values()}
-    assert sum(ongoing.values()) == 0
+@pytest.mark.parametrize("measure", LoadMeasure)
+def test_the_replica_with_the_least_kv_is_chosen(measure: LoadMeasure) -> None:
+    rule = ScalingRule(measure, 0.9, router=FleetRouter.LEAST_KV)
+    setup = replace(SETUP, min_replicas=2, max_gpus=2, capacity=Tokens(50000))
+    fleet = SimulatedFleet(rule, setup, COSTS, FleetLog(), lambda now: None)
+    fleet.run([job("large", 0.0, 9000, 40000), *(job(f"q{n}", 0.1 + n / 10, 50, 40000) for n in range(3))])
+    # The large one is on a replica of its own, since the others together have less KV.
+    assert [member.ongoing for member in fleet._members.values()] == [1, 3]
+
+
+def test_a_number_of_replicas_with_equal_bounds_is_constant() -> None:
+    log = play(long_jobs(20), setup=replace(SETUP, min_replicas=3, max_gpus=3, capacity=Tokens(50000)))
+    assert {gpus for _, gpus in log.gpus[2:]} == {3} and log.gpus[2][0] == 0.0
+
+
+def test_an_autoscaler_that_looks_ahead_has_replicas_when_the_load_comes() -> None:
+    jobs = [job(f"q{n}", 100.0, 10, 2400) for n in range(8)]
+    rule, setup = replace(RULE, looks_ahead=True), replace(SETUP, capacity=Tokens(50000))
+    rehearsal = SimulatedFleet(rule, setup, replace(COSTS, startup_s=0.0), FleetLog(), lambda now: None)
+    rehearsal.run(jobs)
+    log = FleetLog()
+    SimulatedFleet(rule, setup, COSTS, log, lambda now: None, 0, rehearsal.loads).run(jobs)
+    opened = [at_s for at_s, gpus in log.gpus if gpus > 1]
+    # Four replicas of two requests start no earlier than it takes to see their load, act on it, and start.
+    assert max(gpus for _, gpus in log.gpus) == 4
+    assert 100.0 - COSTS.startup_s - rule.lag_s <= opened[0] and opened[2] <= 100.0 - COSTS.startup_s
+    blind = play(jobs, setup=setup)
+    assert min(at_s for at_s, gpus in blind.gpus if gpus > 1) > 100.0
 
 
 def test_kv_utilisation_counts_queued_prompts() -> None:
-    rule = ScalingRule(LoadMeasure.KV, 0.5, 0.0, 10.0, 2.0, 1.0)
+    rule = ScalingRule(LoadMeasure.KV, 0.5, 0.0, 10.0, 2.0, 1.0, router=FleetRouter.LEAST_KV)
     slow = replace(COSTS, compute=ComputeCosts(((1, 0.5),)))
     log = play([job(f"q{n}", 0.0, 450, 45) for n in range(4)], rule, costs=slow)
     # 1,800 tokens of prompts that grow to 1,980, and 500 per replica.

@@ -108,6 +108,30 @@ def test_any_history_is_scaled_as_by_ray(history: History, target: float, delays
         assert ours(rule, history) == of_ray(rule, history, patch)
 
 
+def test_ray_counts_no_requests_of_stopping_replicas() -> None:
+    """The load that the simulated fleet leaves out: replicas that are stopping are not among those that run."""
+    from ray.serve._private.autoscaling_state import DeploymentAutoscalingState
+    from ray.serve._private.common import (
+        RUNNING_REQUESTS_KEY,
+        DeploymentID,
+        ReplicaID,
+        ReplicaMetricReport,
+        TimeStampedValue,
+    )
+    from ray.serve.config import AutoscalingConfig
+
+    state = DeploymentAutoscalingState(DeploymentID("engine", "app"))
+    state._config = AutoscalingConfig()
+    replicas = [ReplicaID(name, state._deployment_id) for name in "ab"]
+    for replica, ongoing in zip(replicas, (3.0, 4.0), strict=True):
+        samples = [TimeStampedValue(at_s, ongoing) for at_s in (0.0, 1.0)]
+        state.record_request_metrics_for_replica(ReplicaMetricReport(replica, {RUNNING_REQUESTS_KEY: samples}, 1.0))
+    state.update_running_replica_ids(replicas)
+    assert state.get_total_num_requests() == 7.0
+    state.update_running_replica_ids(replicas[:1])
+    assert state.get_total_num_requests() == 3.0
+
+
 def test_samples_are_seen_after_their_push_for_the_look_back_period() -> None:
     samples = LoadSamples(look_back_s=4.0, push_s=2.0)
     means = []

@@ -1,5 +1,7 @@
 """The oracle's arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +9,15 @@ from hypothesis import strategies as st
 from policies.cost.service import ServiceLevel
 from policies.cost.steps import interpolate
 from policies.model import RequestId, Tokens
-from simulator.costs.costs import ComputeCosts
+from simulator.autoscaling.fleet import SimulatedFleet
+from simulator.autoscaling.rule import FleetRouter, ScalingRule
+from simulator.costs.costs import ComputeCosts, Costs
 from simulator.outcome.metrics import Window
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
 from simulator.planning.oracle import cheapest, least_work, minorants, provisioned, reachable, without_peaks
 from simulator.workload.workload import Job
 from simulator.world.setup import Setup
+from tests.simulator.physics import FleetLog
 
 WINDOW = Window(0.0, 100.0)
 SETUP, HUGE = Setup(Tokens(1000)), Setup(Tokens(10**9))
@@ -87,6 +92,26 @@ def test_the_step_time_of_the_level_bounds_the_least_work() -> None:
     assert tight == pytest.approx(loose + 0.99 * 1000 * 0.09 / 3, rel=0.01)
 
 
+def test_one_replica_that_is_always_full_takes_a_little_more_than_the_least_work() -> None:
+    compute = ComputeCosts(((1, 0.02), (50, 0.03)), sequence_s=1e-4, context_s=1e-6, attention_s=1e-8)
+    jobs = [Job(RequestId(f"q{n}"), 0.0, Tokens(100), Tokens(60)) for n in range(120)]
+    log, setup = FleetLog(), replace(SETUP, min_replicas=1, max_gpus=1, horizon_s=900.0)
+    costs = Costs(slots=False, compute=compute)
+    SimulatedFleet(ScalingRule(router=FleetRouter.LEAST_KV), setup, costs, log, lambda now: None).run(jobs)
+    assert len(log.lives) == len(jobs)
+    used_s = max(life.finished_s for life in log.lives.values())
+    least_s = least_work(jobs, Window(0.0, 900.0), setup, compute, ServiceLevel())
+    assert least_s < used_s < 1.5 * least_s
+
+
+def test_requests_that_share_a_cached_prompt_hold_it_once() -> None:
+    # The KV of one prompt serves both of its requests: only what they generate is work for sure.
+    costs = ComputeCosts(((1, 0.1),))
+    jobs = [Job(RequestId(f"q{n}"), 1.0, Tokens(500), Tokens(100)) for n in range(2)]
+    cached = least_work(jobs, WINDOW, replace(SETUP, block_tokens=10), costs, ServiceLevel())
+    assert cached == pytest.approx(0.1 * 2 * sum(range(100)) / 1000)
+
+
 def test_the_cheapest_candidate_keeps_the_level_wherever_any_does() -> None:
     level = PlannedLevels(ServiceLevel(ttft_p99_s=1.0))
     good, bad = service(0.9), service(1.1)
@@ -94,4 +119,11 @@ def test_the_cheapest_candidate_keeps_the_level_wherever_any_does() -> None:
     assert cheapest(candidates, level) == 2
     assert reachable([row for _, row in candidates], level) == [True, True, False]
     assert cheapest([(10.0, [bad])], level) is None
-    assert cheapest([(10.0, [good, bad]), (9.0, [bad, good])], level) is None
+
+
+def test_where_no_candidate_keeps_the_level_in_all_parts_the_cheapest_of_those_with_the_most_is_chosen() -> None:
+    level = PlannedLevels(ServiceLevel(ttft_p99_s=1.0))
+    good, bad = service(0.9), service(1.1)
+    candidates = [(10.0, [good, bad, bad]), (12.0, [bad, good, good]), (11.0, [good, good, bad]), (9.0, [bad] * 3)]
+    assert cheapest(candidates, level) == 2
+    assert reachable([row for _, row in candidates], level) == [True, True, True]
