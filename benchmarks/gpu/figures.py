@@ -23,7 +23,11 @@ def draw_moves(moves: Sequence[MovesRow], stages: Sequence[StageRow], pictures: 
                 copying.annotate(f"slots alone, {row.slot_mib} MiB", (0.02, row.gb_s.median), fontsize=7,
                                  xycoords=("axes fraction", "data"), va="bottom")  # fmt: skip
         pause.set(title="Pause at the client", ylabel="median gaps of the stream", yscale="log")
-        copying.set(title="Copying phase", ylabel="GB/s", yscale="log")
+        copying.set(title="Copying phase", ylabel="GB/s")
+        if any(row.stage == "move" for row in stages):
+            copying.set_yscale("log")
+        else:
+            copying.set_ylim(bottom=0)
         for axes in (pause, copying):
             axes.set(xlabel="tokens of context", xscale="log")
             contexts = sorted({row.context for row in moves})
@@ -53,5 +57,7 @@ def draw_serving(rows: Sequence[ServingRow], pictures: Pictures, file: str) -> s
             _curve(axes, sorted(points, key=lambda point: point[0]), NEUTRAL[number], figure_name)
         axes.axhline(1.0, color=PALE)
         axes.set(xlabel="streams", ylabel="Mell / vLLM's own server", xscale="log", title="Serving")
+        axes.set_xticks(streams := sorted({row.streams for row in rows}), [str(number) for number in streams])
+        axes.minorticks_off()
         axes.legend()
         return pictures.save(figure, file, "Throughput and times of Mell relative to vLLM's own server")

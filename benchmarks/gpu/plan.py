@@ -2,7 +2,8 @@
 
 A part takes at most `PART_S` with the start and the end of its servers. The first `FIRST` parts on one GPU together
 take at most `FIRST_S`, the time for which GPUs are lent. A start takes 100 s on an H100, so steps that need the same
-servers are one part; no two parts have the same servers.
+servers are one part; no two parts have the same servers. A drain or a kill is the last step of its part: it changes the
+replicas, which the other steps count on.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -107,13 +108,13 @@ def _on_gpus(rig: Rig) -> list[RunPart]:
         ),
         RunPart(
             "moves",
-            "pause and copying against the context, a drain, neighbours, memory (8B shape, cuda_ipc)",
+            "pause and copying against the context, neighbours, memory, a drain (8B shape, cuda_ipc)",
             300,
             (
                 MeasureMoves(moves, weight=3.0),
-                Strike("drain", weight=0.5),
                 MeasureNeighbours(8192),
                 MeasureMemory(),
+                Strike("drain", weight=0.5),
             ),
             ServerSet(large, 2),
         ),
@@ -177,9 +178,9 @@ def _on_cpu(rig: Rig) -> list[RunPart]:
     )
     moves = (
         MeasureMoves((256, 1024, 2048), repeat=3, weight=3.0),
-        Strike("drain", streams=8, prompt=200, output=300),
         MeasureNeighbours(1024, rounds=2),
         MeasureMemory(),
+        Strike("drain", streams=8, prompt=200, output=300),
     )
     return [
         RunPart(
@@ -190,7 +191,7 @@ def _on_cpu(rig: Rig) -> list[RunPart]:
             ServerSet(rig, 1, bare=True),
         ),
         RunPart(
-            "moves", "pause and copying against the context, a drain, neighbours, memory", 300, moves, ServerSet(rig, 2)
+            "moves", "pause and copying against the context, neighbours, memory, a drain", 300, moves, ServerSet(rig, 2)
         ),
         RunPart(
             "texts",

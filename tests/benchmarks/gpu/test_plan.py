@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import Settings
+from benchmarks.gpu.faults import Strike
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
 from benchmarks.gpu.plan import FIRST, FIRST_S, PART_S, RunPart, ServerSet, full_plan, next_part, short_plan
 from benchmarks.gpu.serving import MeasureServing
@@ -44,6 +45,13 @@ def test_no_two_parts_have_the_same_servers() -> None:
     for rig in (GPUS, CPU):
         servers = [part.servers for part in full_plan(rig) if part.servers is not None]
         assert all(one != other for i, one in enumerate(servers) for other in servers[:i])
+
+
+def test_a_drain_or_a_kill_is_the_last_step() -> None:
+    struck = [part.steps for part in every_part() if any(isinstance(step, Strike) for step in part.steps)]
+    assert len(struck) > 4
+    for steps in struck:
+        assert [isinstance(step, Strike) for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 def test_servers_settings_are_valid() -> None:
