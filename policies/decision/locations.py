@@ -353,6 +353,15 @@ class Locations:
                     switched.add(status.id)
         return changed, switched
 
+    def set_capacity(self, capacity: Tokens) -> None:
+        """Set the capacity of a new replica, in tokens, and of every replica that reports none, as while it starts."""
+        cluster = self.cluster
+        if capacity != cluster.capacity:
+            cluster.set_capacity(capacity)
+            for status in self.statuses.values():
+                if not status.capacity and status.id in cluster.replicas:
+                    self._add_or_change(status)
+
     def _is_up(self, replica: ReplicaId) -> bool:
         status = self.statuses.get(replica)
         return status is not None and status.state in UP

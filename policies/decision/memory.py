@@ -102,7 +102,7 @@ class PoolMemory:
         learned, locations, cluster = self.learned, self.locations, self.locations.cluster
         if seen.pool.capacity:
             learned.capacity = seen.pool.capacity
-            cluster.set_capacity(seen.pool.capacity)
+            locations.set_capacity(seen.pool.capacity)
         self._take_moves(seen, now)
         crossed: list[Crossing] = []
         departed: list[tuple[int, Departure]] = []

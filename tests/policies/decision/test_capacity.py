@@ -50,6 +50,13 @@ def test_the_unit_of_the_pool_is_the_capacity_of_a_new_replica(capacity: int) ->
     assert memory.cluster.replicas[ReplicaId("a")].capacity == capacity
 
 
+def test_a_replica_that_starts_gets_the_capacity_of_a_new_one_as_soon_as_that_is_known() -> None:
+    watcher = Watcher(PoolMemory(STILL), 2)
+    watcher.observe(observed("a*: | b*:"))
+    watcher.observe(observed("a: p30 | b*:", 1.0))
+    assert watcher.memory.cluster.replicas[ReplicaId("b")].capacity == C
+
+
 def test_blocks_that_requests_share_are_not_mistaken_for_an_overload() -> None:
     """By the engine's count, 60 tokens are used by requests of 90."""
     drawn = resized(observed("a: p50 q40"), a=60)
