@@ -1,18 +1,22 @@
 """The conditions of an epoch, from what is learned, the pool's report and the limits."""
 
 from dataclasses import dataclass
-from math import ceil, inf, isfinite
+from math import ceil, exp, inf, isfinite, sqrt
+from statistics import NormalDist
 
 from policies.cluster.capacity import queued_tokens, total_demand_at
 from policies.cluster.conditions import EpochConditions
 from policies.cost.service import SpeedLimit
-from policies.decision.level.service import speed_limit
+from policies.decision.level.service import FORESEEN, speed_limit
 from policies.decision.limits import Limits
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import PoolReport
 from policies.model import Tokens
 from policies.rules.policy import Policy
 from policies.rules.registry import sets_headroom
+
+_DEVIATIONS = NormalDist().inv_cdf(FORESEEN)
+"""Standard deviations below the mean that are exceeded with the probability `FORESEEN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,11 @@ def epoch_conditions(
     memory: PoolMemory, seen: PoolReport, bounds: LevelBounds, limits: Limits, now: float
 ) -> EpochConditions:
     """The conditions of the epoch. Changes nothing: `learn_demand` comes before it."""
-    rate = memory.learned.experience.decode_rate
+    rate, follows = memory.learned.experience.decode_rate, memory.terms.service is not None
+    growth = _net_lead(memory, limits, now) if follows else lead(limits, rate)
     return EpochConditions(
-        headroom(memory.rule, limits, rate, memory.terms.service is not None),
-        lead(limits, rate),
+        headroom(memory.rule, limits, rate, growth, follows),
+        growth,
         bounds.speed,
         inf if limits.moves_per_epoch is None else limits.moves_per_epoch,
         round(limits.slack * memory.cluster.capacity) + memory.learned.demand.rise(limits),
@@ -64,17 +69,39 @@ def epoch_conditions(
     )
 
 
-def headroom(policy: Policy, limits: Limits, decode_rate: float, follows: bool = False) -> Tokens:
-    """The growth to keep free for each request, in tokens.
+def headroom(policy: Policy, limits: Limits, decode_rate: float, growth: Tokens, follows: bool = False) -> Tokens:
+    """The growth to keep free for each request, in tokens: `growth` until a decision takes effect, and more.
 
     `decode_rate` is a request's growth in tokens per second. The larger headroom of policy and limits counts. If it
-    `follows` from a service level, the default of a policy does not count: what a request grows by until a decision
-    takes effect is kept free, and capacity for what nobody foresees is in the pool's reserve.
+    `follows` from a service level, the default of a policy does not count: capacity for what nobody foresees is in the
+    pool's reserve.
     """
     own_s = 0.0 if follows and not sets_headroom(policy) else policy.headroom_s
-    return Tokens(ceil((limits.lead_s + max(own_s, limits.headroom_s)) * decode_rate))
+    return Tokens(growth + ceil(max(own_s, limits.headroom_s) * decode_rate))
 
 
 def lead(limits: Limits, decode_rate: float) -> Tokens:
     """A request's growth until a decision takes effect, in tokens."""
     return Tokens(ceil(limits.lead_s * decode_rate))
+
+
+def net_lead(limits: Limits, decode_rate: float, stay_s: float, requests: float, size: float) -> Tokens:
+    """As `lead`, of requests that end: each grows until its end only, and those that end leave their room to the rest.
+
+    A replica has `requests` requests of `size` tokens in the mean, which stay there for `stay_s` seconds. Their ends
+    are independent of each other and of their age. As many end in time as do so with the probability `FORESEEN`: of
+    few requests perhaps none, of many nearly the mean.
+    """
+    if not (stay_s and requests):
+        return lead(limits, decode_rate)
+    ending = 1 - exp(-limits.lead_s / stay_s)
+    sure = max(0.0, ending - _DEVIATIONS * sqrt(ending * (1 - ending) / requests))
+    return Tokens(max(0, ceil(ending * stay_s * decode_rate - sure * size)))
+
+
+def _net_lead(memory: PoolMemory, limits: Limits, now: float) -> Tokens:
+    experience = memory.learned.experience
+    used = [replica for replica in memory.cluster.running() if replica.requests]
+    count = sum(len(replica.requests) for replica in used)
+    size = sum(replica.load for replica in used) / count if count else 0.0
+    return net_lead(limits, experience.decode_rate, experience.stay_s(now), count / max(1, len(used)), size)

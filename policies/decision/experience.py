@@ -117,20 +117,24 @@ class Experience:
     def queue_share(self, tokens: int, wait_s: float, now: float) -> float:
         """The share of a queue of `tokens` tokens for which there has to be room at a time.
 
-        Requests stay on a replica for r seconds in the mean (Little's law). If they may wait `wait_s` seconds for it, a
+        Requests stay on a replica for r seconds in the mean. If they may wait `wait_s` seconds for it, a
         replica serves (r + wait_s) / r times its room of them in time. Those that came more than r + wait_s seconds ago
         would be over if there had been room, so they are no demand: only a past shortage makes a queue so long.
         """
-        arrived = self._arrived(now)
-        if not (tokens and arrived and isfinite(wait_s)):
+        stay_s = self.stay_s(now)
+        if not (tokens and stay_s and isfinite(wait_s)):
             return 1.0
-        stay_s = self._stays_s / arrived
         began, recent = now - stay_s - wait_s, 0
         for at, size in reversed(self._arrivals):
             if at < began or recent >= tokens:
                 break
             recent += size
-        return stay_s / (stay_s + wait_s) * min(1.0, recent / tokens) if stay_s else 1.0
+        return stay_s / (stay_s + wait_s) * min(1.0, recent / tokens)
+
+    def stay_s(self, now: float) -> float:
+        """The seconds that a request stays on a replica, in the mean (Little's law); 0 before any has arrived."""
+        arrived = self._arrived(now)
+        return self._stays_s / arrived if arrived else 0.0
 
     def _arrived(self, now: float) -> int:
         """The number of arrivals in the last WINDOW_S seconds."""

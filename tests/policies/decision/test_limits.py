@@ -9,9 +9,10 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.search import tightest
 from policies.cluster.sizes import Size
-from policies.decision.conditions import headroom, lead
+from policies.decision.conditions import headroom, lead, net_lead
 from policies.decision.experience import Experience
 from policies.decision.limits import Limits, LiveLimits
+from policies.model import Tokens
 from policies.plan import Reason
 from policies.rules.pack import Pack
 from policies.rules.policy import NONE, Barred, Policy
@@ -107,7 +108,7 @@ def test_only_what_was_moved_rests() -> None:
     ],
 )
 def test_headroom(policy_s: float, limits_s: float, rate: float, tokens: int) -> None:
-    assert headroom(Pack(headroom_s=policy_s), Limits(headroom_s=limits_s), rate) == tokens
+    assert headroom(Pack(headroom_s=policy_s), Limits(headroom_s=limits_s), rate, Tokens(0)) == tokens
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,9 @@ def test_headroom(policy_s: float, limits_s: float, rate: float, tokens: int) ->
 )
 def test_the_time_that_a_decision_takes(policy_s: float, limits_s: float, lead_s: float, tokens: int) -> None:
     limits = Limits(headroom_s=limits_s, lead_s=lead_s)
-    assert headroom(Pack(headroom_s=policy_s), limits, decode_rate=25.0) == tokens
-    assert lead(limits, decode_rate=25.0) == (25 if lead_s == 1.0 else 13)
+    growth = lead(limits, decode_rate=25.0)
+    assert growth == (25 if lead_s == 1.0 else 13)
+    assert headroom(Pack(headroom_s=policy_s), limits, 25.0, growth) == tokens
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,22 @@ def test_the_time_that_a_decision_takes(policy_s: float, limits_s: float, lead_s
 def test_with_a_level_headroom_is_the_growth_until_a_decision_unless_it_is_set(
     rule: str, by_hand_s: float, follows: bool, tokens: int
 ) -> None:
-    assert headroom(policy(rule), Limits(headroom_s=by_hand_s, lead_s=1.0), 10.0, follows) == tokens
+    assert headroom(policy(rule), Limits(headroom_s=by_hand_s), 10.0, Tokens(10), follows) == tokens
+
+
+@pytest.mark.parametrize(
+    ("stay_s", "requests", "size", "tokens"),
+    [
+        pytest.param(0.0, 10, 500, 60, id="stays are unknown"),
+        pytest.param(1e6, 10, 500, 60, id="none ends"),
+        pytest.param(0.5, 1, 500, 0, id="all end, and leave more than they grow by"),
+        pytest.param(0.5, 1, 0, 15, id="none grows beyond its end"),
+        pytest.param(10.0, 10, 500, 55, id="perhaps none of few ends"),
+        pytest.param(10.0, 1000, 200, 24, id="of many nearly the mean: 18 %, of which 15 % are sure"),
+    ],
+)
+def test_with_a_level_the_ends_of_requests_make_room(stay_s: float, requests: int, size: int, tokens: int) -> None:
+    assert net_lead(Limits(lead_s=2.0), 30.0, stay_s, requests, size) == tokens
 
 
 def test_what_follows_from_a_level_and_what_is_set_by_hand() -> None:

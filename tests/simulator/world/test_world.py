@@ -44,7 +44,7 @@ def workload(seed: int, seconds: float, rate: float = 0.5, capacity: int = 1000)
 def slots(jobs: list[Job], name: str, setup: Setup) -> Iterator[tuple[int, Plan]]:
     """The paper's model, slot by slot, written down as simply as it can be: open replicas and plans."""
     chosen = policy(name)
-    conditions = EpochConditions(headroom(chosen, setup.limits, setup.decode_rate))
+    conditions = EpochConditions(headroom(chosen, setup.limits, setup.decode_rate, Tokens(0)))
     cluster = Cluster(setup.capacity, Supply(setup.gpus_per_node), conditions)
     held: dict[RequestId, int] = {}
     ends = {each.id: each.prompt + each.output for each in jobs}
