@@ -14,12 +14,13 @@ The main thread calls, in every step and in this order:
     BlockLoads.finished, .arrived                        at the end of the step
 
 On a GPU, launched work runs later. A fence is an event that the main thread records in the stream of the steps; the
-copier's stream waits for it on the GPU. The fence of a table follows the steps that filled its blocks, the fence of a
-load precedes the step that allocated its blocks; neither waits for later steps. In the other direction the host orders:
+copier's stream waits for it on the GPU. The fences of a table follow the steps that filled its blocks, the fence of a
+load precedes the step that allocated its blocks; none waits for later steps. In the other direction the host orders:
 the copier checks a table, and reports blocks as arrived, only after it has synchronized its stream.
 """
 
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class Fence(Protocol):
 
     def wait(self) -> None:
         """Have the calling thread's current stream wait for this point."""
+        ...
+
+    def query(self) -> bool:
+        """True once the work before this point is complete."""
         ...
 
 
@@ -68,16 +73,30 @@ class TableChange:
 
 @dataclass(slots=True)
 class BlockTable:
-    """A running request's cache blocks in context order, and the number of tokens whose KV they hold after `fence`.
+    """A running request's cache blocks in context order, and the number of tokens whose KV they hold after all steps.
 
-    Once it has `caught_up`, they hold the KV of all tokens that the replica knows but the newest.
+    Once it has `caught_up`, they hold the KV of all tokens that the replica knows but the newest. The first `complete`
+    blocks are full. `filling` has larger numbers of full blocks, in rising order, each with the fence of the step that
+    reached it.
     """
 
     computed: int
     blocks: list[int]
-    fence: Fence | None
     caught_up: bool
     held: bool = False
+    complete: int = 0
+    filling: deque[tuple[int, Fence]] = field(default_factory=deque)
+
+    def fill(self, full: int, fence: Fence) -> None:
+        """Record a step after which `full` blocks are full, and forget the fences of complete steps."""
+        if full > (self.filling[-1][0] if self.filling else self.complete):
+            self.filling.append((full, fence))
+        while self.filling and self.filling[0][1].query():
+            self.complete, _ = self.filling.popleft()
+
+    def fence_of(self, blocks: int) -> Fence | None:
+        """The fence after which the first `blocks` blocks are full; None if they are by now."""
+        return next((fence for full, fence in self.filling if full >= blocks), None) if blocks > self.complete else None
 
 
 class BlockTables:
@@ -106,12 +125,13 @@ class BlockTables:
             for change in changes:
                 table = self._tables.get(change.key)
                 if table is None or change.replace:
-                    self._tables[change.key] = BlockTable(
-                        change.computed, change.blocks, fence, change.caught_up, change.held
-                    )
+                    table = BlockTable(change.computed, change.blocks, change.caught_up, change.held)
+                    self._tables[change.key] = table
                 else:
-                    table.computed, table.fence, table.caught_up = change.computed, fence, change.caught_up
+                    table.computed, table.caught_up = change.computed, change.caught_up
                     table.blocks.extend(change.blocks)
+                if fence is not None:
+                    table.fill(change.computed // self._block_size, fence)
             return self._end_watches(change.key for change in changes)
 
     def _end_watches(self, keys: Iterable[str]) -> bool:
@@ -171,7 +191,7 @@ class BlockTables:
                     raise TransferFailed(f"only {table.computed} of the known tokens are computed")
             elif last * self._block_size > table.computed:
                 raise TransferFailed(f"only {table.computed} tokens are computed, block {last} is not full")
-            held = FencedBlocks(table.blocks[first:last], table.fence)
+            held = FencedBlocks(table.blocks[first:last], None if partial else table.fence_of(last))
         yield held
         with self._lock:
             if self._tables.get(key) is not table:

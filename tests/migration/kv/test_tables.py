@@ -1,10 +1,10 @@
 """Which blocks the copier may touch, whatever the order of events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, TableChange
+from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.protocol.errors import BlocksGone, TransferFailed
 
 BLOCK = 4
@@ -13,8 +13,15 @@ BLOCK = 4
 class Point:
     """A fence."""
 
+    def __init__(self, passed: bool = False) -> None:
+        self.passed = passed
+
     def wait(self) -> None:
         """No-op."""
+
+    def query(self) -> bool:
+        """See `Fence.query`."""
+        return self.passed
 
 
 def make_tables(computed: int = 10) -> BlockTables:
@@ -115,11 +122,56 @@ def test_growth_does_not_disturb_a_copy() -> None:
         tables.apply([TableChange("r.0", 17, [7], replace=False, caught_up=True)], None)
 
 
-def test_blocks_are_read_behind_the_fence_of_the_last_change() -> None:
-    tables, filled = make_tables(), Point()
-    tables.apply([TableChange("r.0", 12, [], replace=False, caught_up=True)], filled)
-    with tables.reading("r.0", 0, 3) as (_, fence):
-        assert fence is filled
+# --- fences -------------------------------------------------------------------------------------------
+
+
+def step(tables: BlockTables, computed: int, fence: Point, blocks: Sequence[int] = ()) -> None:
+    """A step of r.0 after which that many tokens are computed, with further blocks."""
+    tables.apply([TableChange("r.0", computed, list(blocks), replace=False, caught_up=True)], fence)
+
+
+def fence_of(tables: BlockTables, first: int, last: int, partial: bool = False) -> Fence | None:
+    with tables.reading("r.0", first, last, partial) as (_, fence):
+        return fence
+
+
+def test_a_block_is_read_behind_the_step_that_filled_it_and_not_behind_later_ones() -> None:
+    tables, points = make_tables(3), [Point() for _ in range(4)]
+    for computed, point in zip((8, 11, 12, 13), points, strict=True):
+        step(tables, computed, point)
+    assert fence_of(tables, 0, 1) is fence_of(tables, 0, 2) is points[0]
+    assert fence_of(tables, 0, 3) is fence_of(tables, 2, 3) is points[2]
+
+
+def test_a_block_of_a_complete_step_has_no_fence() -> None:
+    tables, first, second = make_tables(3), Point(passed=True), Point()
+    step(tables, 8, first)
+    step(tables, 12, second)
+    assert fence_of(tables, 0, 2) is None and fence_of(tables, 0, 3) is second
+    second.passed = True
+    step(tables, 13, Point())
+    assert fence_of(tables, 0, 3) is None
+
+
+def test_a_step_that_fills_no_block_leaves_no_fence() -> None:
+    tables = make_tables(3)
+    step(tables, 8, Point(passed=True))
+    step(tables, 9, Point())
+    assert fence_of(tables, 0, 2) is None
+
+
+def test_a_tail_has_no_fence() -> None:
+    """The replica knows its tokens from the steps that computed them."""
+    tables = make_tables(3)
+    step(tables, 10, Point())
+    assert fence_of(tables, 1, 3, partial=True) is None
+
+
+def test_the_blocks_of_a_resumed_request_are_read_behind_their_new_steps() -> None:
+    tables, resumed = make_tables(3), Point()
+    step(tables, 12, Point(passed=True))
+    tables.apply([TableChange("r.0", 12, [7, 8, 1], replace=True, caught_up=False)], resumed)
+    assert fence_of(tables, 0, 1) is resumed
 
 
 # --- loads --------------------------------------------------------------------------------------------
