@@ -6,9 +6,9 @@ import socket
 import pytest
 from starlette.applications import Starlette
 
-from app.ingress.config import IngressConfig
 from app.service import starting
 from app.service.starting import StartProgress, serve_own_port
+from tests.app.ingress.configs import ingress_config
 
 READY = "Mell is ready"
 
@@ -21,16 +21,7 @@ async def test_nothing_is_ready_before_the_port_is_open(
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        config = IngressConfig(
-            model_id="tiny",
-            model_source="",
-            engine_kwargs={},
-            initial_replicas=1,
-            grace_s=1.0,
-            refresh_s=1.0,
-            host="127.0.0.1",
-            port=other.getsockname()[1],
-        )
+        config = ingress_config(host="127.0.0.1", port=other.getsockname()[1])
         progress = StartProgress.of(config)
         progress.count(1)
         with pytest.raises(OSError, match="in use"):

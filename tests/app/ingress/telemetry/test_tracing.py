@@ -7,34 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from app.ingress.config import IngressConfig
 from app.ingress.telemetry.tracing import NO_TRACER
 from app.service.deployment import _make_telemetry, _make_tracer
 from deployments.engine.tokens import expected
+from tests.app.ingress.configs import ingress_config
 from tests.app.ingress.fakes import Api, Backend, make_app, make_service, text_of
 
 ROOT = Path(__file__).parents[4]
 OFF = """
 import sys
-from tests.app.ingress.telemetry.test_tracing import config
+from tests.app.ingress.configs import ingress_config
 from app.service.deployment import _make_tracer
-_make_tracer(config(otlp_traces_endpoint=%r), "i")
+_make_tracer(ingress_config(otlp_traces_endpoint=%r), "i")
 print(*sorted(name for name in sys.modules if name == "app.ingress.telemetry.spans" or "exporter.otlp" in name))
 """
 """Ray always imports OpenTelemetry's SDK; only these modules show that Mell does."""
-
-
-def config(log_text: bool = False, otlp_traces_endpoint: str | None = None) -> IngressConfig:
-    return IngressConfig(
-        model_id="tiny",
-        model_source="",
-        engine_kwargs={},
-        initial_replicas=1,
-        grace_s=1.0,
-        refresh_s=1.0,
-        log_text=log_text,
-        otlp_traces_endpoint=otlp_traces_endpoint,
-    )
 
 
 def imported(endpoint: str | None) -> list[str]:
@@ -51,7 +38,7 @@ def test_enabled_tracing_imports_the_exporter() -> None:
 
 
 async def test_disabled_tracing_has_no_trace_id() -> None:
-    tracer = _make_tracer(config(), "i")
+    tracer = _make_tracer(ingress_config(), "i")
     assert tracer is NO_TRACER and tracer.begin("chat").id is None
     await tracer.close(within_s=0)
 
@@ -59,7 +46,7 @@ async def test_disabled_tracing_has_no_trace_id() -> None:
 @pytest.mark.parametrize("log_text", [False, True])
 async def test_text_is_logged_only_with_log_text(log_text: bool, caplog: pytest.LogCaptureFixture) -> None:
     backend = Backend(make_service())
-    backend.telemetry = _make_telemetry(config(log_text), text_of, NO_TRACER)
+    backend.telemetry = _make_telemetry(ingress_config(log_text=log_text), text_of, NO_TRACER)
     with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
         await Api(backend, make_app(backend)).complete(prompt=[7, 8, 9], max_tokens=3)
     (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)

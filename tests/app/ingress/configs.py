@@ -1,0 +1,18 @@
+"""The configuration of an ingress, with what every one needs."""
+
+from typing import Any
+
+from app.ingress.config import IngressConfig
+
+
+def ingress_config(**settings: Any) -> IngressConfig:
+    """A valid configuration with these settings beside the defaults."""
+    needed: dict[str, Any] = {
+        "model_id": "tiny",
+        "model_source": "",
+        "engine_kwargs": {},
+        "initial_replicas": 1,
+        "grace_s": 1.0,
+        "refresh_s": 1.0,
+    }
+    return IngressConfig(**needed, **settings)
