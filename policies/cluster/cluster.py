@@ -131,9 +131,9 @@ class Cluster:
             replica.shared = shared
             self._touch(replica)
 
-    def enqueue(self, replica: Replica, count: int) -> None:
-        """Set the number of requests in the queue of the replica's engine, without blocks."""
-        replica.queued = count
+    def enqueue(self, replica: Replica, count: int, tokens: int) -> None:
+        """Set the number and the size of the requests in the queue of the replica's engine, without blocks."""
+        replica.queued, replica.queued_tokens = count, tokens
 
     def set_backlog(self, replica: Replica, tokens: int) -> None:
         """Set the tokens of the replica's requests that have not been prefilled."""

@@ -64,8 +64,8 @@ class Replica:
     corrects both to the KV cache in use, by the engine's count and the decisions since: it is below zero if requests
     share blocks, above if blocks belong to no request.
     `headroom` is the growth kept free for each request, `lead` a request's growth until a decision takes effect. All
-    are in tokens. `queued` counts the requests in its engine's queue, without blocks. `idle_since` is the time, in
-    seconds, of the epoch that first found the replica empty.
+    are in tokens. `queued` counts the requests in its engine's queue, without blocks, which will take `queued_tokens`.
+    `idle_since` is the time, in seconds, of the epoch that first found the replica empty.
 
     A replica is full when its KV cache is, or when its steps would exceed the `speed` limit of a service level (None:
     no limit). `backlog` are the tokens of its requests, queued ones included, that have not been prefilled.
@@ -89,6 +89,7 @@ class Replica:
     headroom: int = 0
     lead: int = 0
     queued: int = 0
+    queued_tokens: int = 0
     idle_since: float | None = None
     speed: SpeedLimit | None = None
     backlog: int = 0

@@ -22,6 +22,7 @@ back, and then decides as `off`.
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -155,9 +156,9 @@ def place(
     """Choose a replica outside of `exclude` for an arrival. The request counts there from then on.
 
     On a prefill replica it comes with its move to another one, if that has room: the request is under way from then on.
-    An earlier location of the same request is dropped. A request that fits nowhere queues on the replica with the
-    fewest requests, queued ones included, and of equals on the one with the most free room. Without any replica it
-    waits, and replicas are opened for it, until its next try or `RETRY_S` after the time of a placement.
+    An earlier location of the same request is dropped. A request that fits nowhere queues on the replica that will run
+    it soonest: the one that lacks the fewest tokens for its queue and the request. Without any replica it waits, and
+    replicas are opened for it, until its next try or `RETRY_S` after the time of a placement.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
     if arrival.id in cluster.requests:
@@ -253,7 +254,18 @@ def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queu
     others = [replica for replica in cluster.running() if replica.id not in barred]
     if chosen is not None:
         others = [replica for replica in others if not fits(cluster, request, replica)] or [chosen]
-    return Queue(min(others, key=lambda r: (len(r.requests) + r.queued, -r.free, r.id)).id)
+    return Queue(min(others, key=partial(_wait, cluster, request)).id)
+
+
+def _wait(cluster: Cluster, request: Request, replica: Replica) -> tuple[bool, int, int, int, int, ReplicaId]:
+    """A sort key: the first replica is the one that will run the request soonest.
+
+    An engine starts a request as soon as its blocks are free, without headroom, behind its queue. Where nothing is
+    missing, the tokens that wait for their prefill decide.
+    """
+    missing = replica.queued_tokens + size_on(cluster, request, replica) - replica.free
+    count = len(replica.requests) + replica.queued
+    return not replica.runs_more, max(0, missing), replica.backlog, count, -replica.free, replica.id
 
 
 def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bool:

@@ -483,7 +483,7 @@ class Locations:
     def admit_at_home(self) -> None:
         """Put queued requests on their homes if they fit there, since the engine runs them in its next step anyway."""
         cluster = self.cluster
-        queued: dict[ReplicaId, int] = {}
+        queued: dict[ReplicaId, list[int]] = {}
         for request in sorted((cluster.requests[q] for q in self.homes), key=lambda q: q.place_in_line):
             home = cluster.replicas.get(self.homes[request.id]) if request.id not in self.leaving else None
             if home is None:
@@ -493,10 +493,11 @@ class Locations:
                 del self.homes[request.id]
                 self._stale[request.id] = self._unsettled[request.id] = None
             else:
-                queued[home.id] = queued.get(home.id, 0) + 1
+                queued.setdefault(home.id, []).append(size_on(cluster, request, home))
         for replica in cluster.replicas.values():
             if replica.queued or replica.id in queued:
-                cluster.enqueue(replica, queued.get(replica.id, 0))
+                sizes = queued.get(replica.id, ())
+                cluster.enqueue(replica, len(sizes), sum(sizes))
         if self._has_level:
             self._count_backlogs()
 

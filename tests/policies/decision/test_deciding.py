@@ -175,7 +175,7 @@ def test_what_fits_nowhere_is_spread() -> None:
 
 def test_what_an_engine_has_queued_counts_where_the_next_one_queues() -> None:
     made = watcher("best_fit")
-    made.observe(observed("a: p90 v60? w60? | b: q50 r40"))
+    made.observe(observed("a: p90 v60? | b: q50 r40"))
     assert placed(made, "xy", 70) == [Queue(ReplicaId("b")), Queue(ReplicaId("a"))]
 
 

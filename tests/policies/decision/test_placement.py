@@ -167,13 +167,23 @@ def test_replica_with_a_full_batch_has_no_room() -> None:
     assert choose(state, arrival()) == Place(ReplicaId("b"))
 
 
-def test_queue_is_where_the_fewest_requests_are() -> None:
-    state = cluster(replica("a", free=1, requests=3), replica("b", free=0, requests=2))
+def test_queue_is_where_the_fewest_tokens_are_missing() -> None:
+    state = cluster(replica("a", free=1, requests=2), replica("b", free=2, requests=3))
     assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
 
 
-def test_of_equal_queues_the_one_with_more_room_is_chosen() -> None:
-    state = cluster(replica("a", free=1), replica("b", free=2))
+def test_among_equally_full_replicas_the_queue_is_where_the_fewest_requests_are() -> None:
+    state = cluster(replica("a", free=1, requests=3), replica("b", free=1, requests=2))
+    assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
+
+
+def test_queue_is_where_blocks_are_free_without_headroom() -> None:
+    state = cluster(replica("a", free=2, requests=1), replica("b", free=4, requests=3))
+    assert choose(state, arrival(64), headroom=1000) == Queue(ReplicaId("b"))
+
+
+def test_queue_avoids_a_full_batch_however_much_is_free() -> None:
+    state = cluster(replica("a", free=9, requests=4, limit=4), replica("b", free=1, requests=3))
     assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
 
 
