@@ -7,7 +7,7 @@ from statistics import NormalDist
 from policies.cluster.capacity import queued_tokens, total_demand_at
 from policies.cluster.conditions import EpochConditions
 from policies.cost.service import SpeedLimit
-from policies.decision.level.service import FORESEEN, speed_limit
+from policies.decision.level.service import FORESEEN, level_of, speed_limit
 from policies.decision.limits import Limits
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import PoolReport
@@ -35,6 +35,13 @@ def level_bounds(memory: PoolMemory, now: float) -> LevelBounds:
     if speed is None:
         return LevelBounds(None, cluster.conditions.queue_share)
     return LevelBounds(speed, memory.learned.experience.queue_share(queued_tokens(cluster), speed.wait_s, now))
+
+
+def learn_risk(memory: PoolMemory, bounds: LevelBounds, now: float) -> None:
+    """Adapt the probability with which demand may exceed its forecast to the requests that wait for too long."""
+    if bounds.speed is not None:
+        ttft_s, rate = level_of(memory, now).ttft_p99_s, memory.learned.experience.arrival_rate(now)
+        memory.learned.risk.observe(memory.locations.is_unstarted, ttft_s, rate, now)
 
 
 def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: float) -> None:

@@ -33,7 +33,7 @@ from policies.cluster.decisions import Trace
 from policies.cluster.replica import Replica, Request
 from policies.cluster.search import fits
 from policies.cluster.sizes import size_on
-from policies.decision.conditions import epoch_conditions, learn_demand, level_bounds
+from policies.decision.conditions import epoch_conditions, learn_demand, learn_risk, level_bounds
 from policies.decision.disaggregation.prefills import is_handed_over
 from policies.decision.disaggregation.roles import (
     assign_roles,
@@ -43,7 +43,7 @@ from policies.decision.disaggregation.roles import (
     soonest_prefills,
 )
 from policies.decision.level.scaling import Scaled, ScaleUp
-from policies.decision.level.service import FORESEEN, replica_speed
+from policies.decision.level.service import replica_speed
 from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
 from policies.decision.memory import PoolMemory
@@ -123,10 +123,12 @@ def _decide_pool(
     # During the observations of other pools, arrivals may have been placed on this one.
     changes = replace(changes, crossed=tuple(c for c in changes.crossed if memory.locations.is_placed(c.request)))
     terms, cluster = memory.terms, memory.cluster
-    limits = terms.limits.resolve(memory.learned.experience, FORESEEN if terms.has_level else None)
     if (speed := replica_speed(memory)) is not None:
         memory.learned.follow_speed(speed)
     bounds = level_bounds(memory, now)
+    learn_risk(memory, bounds, now)
+    foreseen = 1.0 - memory.learned.risk.value if terms.has_level else None
+    limits = terms.limits.resolve(memory.learned.experience, foreseen)
     learn_demand(memory, bounds, limits, now)
     cluster.decisions.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
     proposed = None
@@ -167,6 +169,8 @@ def place(
         arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter, names=arrival.names
     )
     memory.router.take_names(arrival.id, arrival.names)
+    if not exclude:
+        memory.learned.risk.arrived(arrival.id, now)
     if not _has_running(cluster, barred):
         memory.add_placement(request.id, _placed(memory, arrival, None, label, now))
         return NoReplica()

@@ -10,6 +10,7 @@ from policies.decision.breaker import Breaker
 from policies.decision.disaggregation.prefill_load import PrefillLoad
 from policies.decision.experience import Experience
 from policies.decision.level.predicted import PredictedTimes
+from policies.decision.level.risk import AdaptedRisk
 from policies.decision.limits import DemandHistory, Terms
 from policies.decision.observation import Status
 from policies.model import ReplicaId, RequestId, Role, Tokens
@@ -35,6 +36,7 @@ class Learned:
         self.routing = RoutingExperience()
         self.demand = DemandHistory()
         self.level_replicas = RecentMaximum()
+        self.risk = AdaptedRisk()
         self.predicted = PredictedTimes()
         self.prefill_load = PrefillLoad()
         self.roles_by_hand: dict[ReplicaId, Role] = {}

@@ -199,6 +199,10 @@ class Locations:
         placed = self.placed.get(request)
         return placed is not None and placed.replica is None and request not in self._residents
 
+    def is_unstarted(self, request: RequestId) -> bool:
+        """True for a request that is queued, in prefill, or on its way to a replica."""
+        return request in self.cluster.requests and self.phase(request) not in SETTLED
+
     # --- moves ----------------------------------------------------------------------------------------
 
     def take_move(self, report: MoveReport, now: float) -> bool:

@@ -69,7 +69,8 @@ class ServiceReport:
     `limits` are those of the last epoch, None before step times are known. `slowest_step_s` is the longest decoding
     step of all replicas by prediction, and `late_replicas` counts those on which an arrival would wait for too long.
     The level takes `limits.least_replicas`, and `missing_replicas` of them are not running. Another replica opens while
-    `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free. `predicted` and `reached`
+    `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free. Demand exceeds the reserve
+    with the probability `risk`. `predicted` and `reached`
     are the times of the last `WINDOW_S` seconds, by step times and, by service class, as clients got them. `levels` are
     the levels of the other service classes.
     """
@@ -84,6 +85,7 @@ class ServiceReport:
     reached: Mapping[str, ServiceQuantiles] = field(default_factory=dict)
     levels: Mapping[str, ServiceLevel] = field(default_factory=dict)
     missing_replicas: int = 0
+    risk: float = TAIL
 
     @property
     def state(self) -> str:
@@ -133,6 +135,7 @@ class ServiceReport:
             "least_replicas": self.limits.least_replicas,
             "free_replicas": self.free_replicas,
             "reserve_replicas": self.reserve_replicas,
+            "risk": self.risk,
             "error": self.limits.speed.error,
         }
 
@@ -156,6 +159,7 @@ def service_report(memory: PoolMemory, now: float, reached: Mapping[str, Service
         reached,
         levels,
         max(0, cluster.conditions.speed.least_replicas - len(cluster.running())),
+        memory.learned.risk.value,
     )
 
 

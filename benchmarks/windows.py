@@ -1,0 +1,215 @@
+"""Windows that nothing was tuned to, each served by Mell with its default settings and by constant numbers of replicas.
+
+    python -m benchmarks.windows [--kinds steady,wave] [--seeds 1 2 3] [--processes 2] [--json FILE]
+
+Requests arrive by a Poisson process of a rate that may vary, with lengths from log-normal distributions: half an hour,
+after ten minutes of warm-up. Constant numbers are those of the simulated fleet behind a router that knows every
+replica's KV cache at each arrival, without delay. Of these the table has the smallest that keeps the level; none if
+none up to `MOST` does. All runs of a window serve the same requests.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import cos, log, pi
+from pathlib import Path
+from random import Random
+
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+from policies.cost.service import ServiceLevel
+from policies.decision.limits import Limits
+from policies.model import RequestId, Tokens
+from simulator.autoscaling.rule import FleetRouter, LoadMeasure, ScalingRule
+from simulator.command.order import LIVE_COOLDOWN_S
+from simulator.costs.costs import Costs, read_costs
+from simulator.outcome.metrics import Window
+from simulator.outcome.service import PlannedLevels, ServiceOutcome
+from simulator.planning.perform import PlanRun
+from simulator.workload.workload import Job
+from simulator.world.setup import Setup
+
+LEVEL = ServiceLevel(ttft_p99_s=3.0, itl_p99_s=0.2)
+COSTS = "a100-40g-13b-pcie"
+STARTUP_S = 20.0
+WARMUP_S, LENGTH_S = 600.0, 1800.0
+MOST = 16
+"""The largest constant number of replicas that is tried."""
+CONSTANT = ScalingRule(LoadMeasure.KV, 1e9, 0.0, 1e9, 10.0, 2.0, router=FleetRouter.LEAST_KV)
+"""A rule that never changes the number of replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A log-normal distribution of lengths in tokens, cut off at `most`."""
+
+    median: int
+    sigma: float
+    most: int
+
+    def draw(self, rng: Random) -> int:
+        """One length, at least 1."""
+        return max(1, min(self.most, round(rng.lognormvariate(log(self.median), self.sigma))))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of window: requests per second at a time, the largest such rate, lengths, and tokens of KV per replica."""
+
+    rate: Callable[[float], float]
+    peak: float
+    prompts: Lengths
+    outputs: Lengths
+    capacity: Tokens = Tokens(13_698)
+
+
+_CHAT = Lengths(200, 1.2, 6000), Lengths(200, 1.0, 4000)
+
+KINDS = {
+    "steady": Kind(lambda t: 4.0, 4.0, *_CHAT),
+    "onoff": Kind(lambda t: 6.0 if t % 120 < 50 else 0.02, 6.0, *_CHAT),
+    "wave": Kind(lambda t: 5.3 - 5.0 * cos(2 * pi * t / 1800), 10.3, *_CHAT),
+    "decode": Kind(lambda t: 3.0 if t % 300 < 60 else 0.5, 3.0, Lengths(80, 0.8, 1000), Lengths(700, 0.7, 6000)),
+    "tiny": Kind(lambda t: 9.0, 9.0, Lengths(24, 0.6, 200), Lengths(30, 0.6, 200), Tokens(700)),
+}
+"""Even arrivals, 50 s of every 120 s, a day in half an hour, bursts of long answers, and many tiny requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One run in its window; times are 99th percentiles."""
+
+    name: str
+    gpu_seconds: float
+    ttft_s: float
+    itl_s: float
+    moves: int
+    preemptions: int
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WindowResult:
+    """One window: its kind and seed, Mell, and the least constant number that keeps the level, if any does."""
+
+    kind: str
+    seed: int
+    mell: Served
+    constant: Served | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Mell's GPU-seconds as a multiple of the constant number's."""
+        return None if self.constant is None else self.mell.gpu_seconds / self.constant.gpu_seconds
+
+
+def jobs_of(kind: Kind, seed: int, until_s: float) -> tuple[Job, ...]:
+    """The requests of a window, by arrival. No prompt takes more than half a KV cache, and each request fits in one."""
+    rng, arrivals = Random(f"{seed}-lengths"), _arrivals(kind, Random(f"{seed}-arrivals"), until_s)
+    jobs = []
+    for index, at in enumerate(arrivals):
+        prompt = min(kind.prompts.draw(rng), kind.capacity // 2)
+        output = min(kind.outputs.draw(rng), kind.capacity - prompt)
+        jobs.append(Job(RequestId(f"r{index}"), at, Tokens(prompt), Tokens(output)))
+    return tuple(jobs)
+
+
+def _arrivals(kind: Kind, rng: Random, until_s: float) -> Iterator[float]:
+    """The times of a Poisson process of varying rate, by thinning one of the largest rate."""
+    now = rng.expovariate(kind.peak)
+    while now < until_s:
+        if rng.random() * kind.peak < kind.rate(now):
+            yield now
+        now += rng.expovariate(kind.peak)
+
+
+def serve(name: str, seed: int, window: Window, costs: Costs) -> WindowResult:
+    """Serve one window by Mell, and by constant numbers from one upwards until the level is kept."""
+    kind = KINDS[name]
+    jobs = jobs_of(kind, seed, window.horizon_s)
+    setup = Setup(
+        kind.capacity,
+        horizon_s=window.horizon_s,
+        service=LEVEL,
+        limits=Limits(cooldown_s=LIVE_COOLDOWN_S),
+        moves_at_once=32,
+        moves_per_replica=4,
+    )
+    run = PlanRun("pack", seed, jobs, setup, window, costs)
+    mell = _served("mell", run)
+    for number in range(1, MOST + 1):
+        fixed = replace(setup, min_replicas=number, max_gpus=number, service=None)
+        constant = _served(f"constant {number}", replace(run, rule=CONSTANT, setup=fixed))
+        if constant.keeps:
+            return WindowResult(name, seed, mell, constant)
+    return WindowResult(name, seed, mell, None)
+
+
+def _served(name: str, run: PlanRun) -> Served:
+    found: ServiceOutcome = run.perform(lambda now: None).whole
+    keeps = found.keeps(PlannedLevels(LEVEL))
+    itl_s = found.itl_p99_s or 0.0
+    return Served(name, found.gpu_seconds, found.ttft_p99_s or 0.0, itl_s, found.moves, found.preemptions, keeps)
+
+
+def render(results: Sequence[WindowResult]) -> str:
+    """A table of the windows, and below it what they come to."""
+    rows = ["kind      seed  Mell GPU-s  TTFT p99  ITL p99  moves  level   constant  GPU-s  TTFT p99  ratio"]
+    for each in results:
+        mell, constant = each.mell, each.constant
+        row = (
+            f"{each.kind:<8}  {each.seed:>4}  {mell.gpu_seconds:>10,.0f}  {mell.ttft_s:>6.2f} s  "
+            f"{mell.itl_s * 1e3:>4.0f} ms  {mell.moves:>5}  {'kept' if mell.keeps else 'missed':<6}"
+        )
+        if constant is None:
+            row += f"  none up to {MOST} keeps the level"
+        else:
+            number = constant.name.removeprefix("constant ")
+            row += f"  {number:>8}  {constant.gpu_seconds:>5,.0f}  {constant.ttft_s:>6.2f} s  {each.ratio:>5.2f}"
+        rows.append(row)
+    pairs = [(each.mell, each.constant) for each in results if each.constant is not None]
+    if pairs:
+        kept = sum(mell.keeps for mell, _ in pairs)
+        ratio = sum(mell.gpu_seconds for mell, _ in pairs) / sum(constant.gpu_seconds for _, constant in pairs)
+        rows.append(
+            f"Mell keeps the level in {kept} of {len(pairs)} windows in which a constant number keeps it, "
+            f"with {ratio:.2f} of the GPU-seconds of each window's best constant number."
+        )
+    return "\n".join(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the windows and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of windows (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="one window of each kind per seed")
+    parser.add_argument("--startup-s", type=float, default=STARTUP_S, help="seconds of a start (default: %(default)g)")
+    parser.add_argument("--length-s", type=float, default=LENGTH_S, help="seconds of a window (default: %(default)g)")
+    parser.add_argument("--warmup-s", type=float, default=WARMUP_S, help="seconds before it (default: %(default)g)")
+    parser.add_argument("--processes", type=int, default=2, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    given = parser.parse_args(argv)
+    kinds = given.kinds.split(",")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"there is no kind {unknown[0]!r}: the kinds are {', '.join(KINDS)}")
+    window = Window(given.warmup_s, given.warmup_s + given.length_s)
+    costs = replace(read_costs(COSTS), startup_s=given.startup_s)
+    windows = [(kind, seed) for kind in kinds for seed in given.seeds]
+    with ProcessPoolExecutor(given.processes) as pool:
+        results = list(tqdm(pool.map(partial(_serve_pair, window, costs), windows), total=len(windows), unit="window"))
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
+    print(render(results))
+    return 0
+
+
+def _serve_pair(window: Window, costs: Costs, pair: tuple[str, int]) -> WindowResult:
+    return serve(*pair, window, costs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The command that serves windows: it plays, and its table says what the runs did."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.windows import KINDS, Served, WindowResult, jobs_of, main, render
+
+
+def test_a_short_window_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "windows.json"
+    short = ["--kinds", "decode", "--seeds", "1", "--warmup-s", "20", "--length-s", "60", "--processes", "1"]
+    assert main([*short, "--json", str(file)]) == 0
+    (result,) = json.loads(file.read_text())
+    assert result["kind"] == "decode"
+    assert result["mell"]["gpu_seconds"] > 0
+    assert result["constant"]["keeps"]
+    assert "in 0 of 1" in (out := capsys.readouterr().out) or "in 1 of 1" in out
+
+
+def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--kinds", "stormy"])
+    assert "no kind 'stormy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_request_fits_a_replica_and_equal_seeds_give_equal_requests(name: str) -> None:
+    kind = KINDS[name]
+    jobs = jobs_of(kind, 1, 200.0)
+    assert jobs == jobs_of(kind, 1, 200.0) != jobs_of(kind, 2, 200.0)
+    assert all(job.prompt + job.output <= kind.capacity for job in jobs)
+    assert [job.arrival_s for job in jobs] == sorted(job.arrival_s for job in jobs)
+
+
+def test_the_table_compares_windows_that_a_constant_number_keeps() -> None:
+    kept = Served("mell", 90.0, 1.0, 0.1, 3, 0, True)
+    missed = Served("mell", 50.0, 9.0, 0.1, 3, 0, False)
+    constant = Served("constant 4", 100.0, 1.0, 0.1, 0, 0, True)
+    text = render([WindowResult("steady", 1, kept, constant), WindowResult("wave", 1, missed, None)])
+    assert "keeps the level in 1 of 1 windows" in text
+    assert "with 0.90 of" in text
+    assert "none up to" in text
