@@ -40,6 +40,12 @@ async def _end(tasks: Sequence["asyncio.Future[Any]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def take_failure(task: "asyncio.Future[Any]") -> None:
+    """Read the exception of an ended task that nobody may wait for, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def repeat(work: Callable[[], Awaitable[object]], period_s: float) -> None:
     """Do `work` for ever, `period_s` seconds after its last end.
 

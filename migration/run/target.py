@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple
 
-from migration.concurrency import gather
+from migration.concurrency import gather, take_failure
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.layouts import Resharding, reshard
 from migration.protocol.messages import (
@@ -269,13 +269,9 @@ class TargetRun:
         """Run `loading` until its end or STOP_LOADING."""
         task = asyncio.create_task(loading)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(take_failure)
         return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # The first round may fail without anybody who waits for it.
 
     async def _until_stopped(self, task: asyncio.Task[None]) -> None:
         """Wait for the task's end. Raises TransferFailed if STOP_LOADING ends it before."""

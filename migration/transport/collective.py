@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from ray.util import collective
 
+from migration.concurrency import take_failure
 from migration.kv.device import DeviceSlot
 from migration.kv.staging import HEADER, TICKET
 from migration.protocol.errors import TransferFailed, TransferTimeout
@@ -215,8 +216,7 @@ class CollectiveGroups:
         except asyncio.CancelledError:
             self.drop(channel)
             await asyncio.wait({future})
-            if not future.cancelled():
-                future.exception()
+            take_failure(future)
             raise
         except TimeoutError as error:
             raise TransferTimeout(f"{self.name} {channel}: {error}") from error
