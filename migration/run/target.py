@@ -105,8 +105,8 @@ class TargetRun:
         self._first_round: asyncio.Task[None] | None = None
         self._tail: str | None = None
         """The name of the tail that the workers may hold, unless it is the host's."""
-        self._added: asyncio.Event | None = None
-        """Set once the engine has taken the request, or has not; None before the request comes."""
+        self._adding: asyncio.Task[None] | None = None
+        """The engine takes the request, whether or not a caller still waits; None before the request comes."""
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -290,17 +290,13 @@ class TargetRun:
         self._outputs[index:] = outputs
 
     async def adopt(self, message: Adopt) -> None:
-        """Run the request; a repeated message waits until it runs. Raises Refused if that cannot be."""
+        """Run the request; every delivery of the message waits until it runs. Raises Refused if that cannot be."""
         self._live(TargetEvent.ADOPT)
         self.post(TargetEvent.ADOPT)
-        if self._added is None:
-            self._added = asyncio.Event()
-            try:
-                await self._add(message)
-            finally:
-                self._added.set()
-        else:
-            await self._added.wait()
+        if self._adding is None:
+            self._adding = asyncio.create_task(self._add(message))
+            self._adding.add_done_callback(take_failure)
+        await asyncio.shield(self._adding)
         if self._session.state is TargetState.CLOSED:
             raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
 

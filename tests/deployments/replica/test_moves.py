@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.tokens import expected
 from deployments.replica.moves import Moves
 from migration.protocol.errors import Refused, RequestGone, TransferFailed
-from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import RequestSpec
@@ -283,6 +283,29 @@ async def test_adopt_that_is_repeated_before_the_answer_waits_for_it(
     added.set()
     got = await asyncio.gather(*answers, return_exceptions=True)
     assert calls == [1] and [type(each) for each in got] == [type(error)] * 2
+
+
+async def test_adopt_goes_on_without_its_caller(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may have the request already: a refusal of what was repeated would have the source run it, too."""
+    add, proceed = pair.b.host.add, asyncio.Event()
+
+    async def slow(request: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None) -> None:
+        await add(request, hop, outputs, tail)
+        await proceed.wait()
+
+    monkeypatch.setattr(pair.b.host, "add", slow)
+    pair.b.moves.prepare(prepare(pair))
+    first = asyncio.create_task(pair.b.moves.adopt(Adopt("m", 0, ())))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    repeated = asyncio.create_task(pair.b.moves.adopt(Adopt("m", 0, ())))
+    await asyncio.sleep(0.01)
+    assert not repeated.done() and runs(pair) == ["r"]
+    proceed.set()
+    await repeated
+    assert pair.b.moves.attach(RequestId("r"), 1, 0) and runs(pair) == ["r"]
 
 
 async def test_adopt_that_is_repeated_behind_the_end_is_refused(pair: Pair) -> None:
