@@ -85,6 +85,7 @@ class DonorRun:
             tokens=Tokens((self._held - account.present) * self._world.blocks.fingerprint.block_size),
             duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,
             started_at=self._started_at,
+            pool=self._world.pool,
             **asdict(account),
         )
 
