@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from deployments.replica.host import RequestHost
+from deployments.replica.outgoing import Outgoing
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.ports import Peer
@@ -52,7 +53,8 @@ class Moves:
         self._peer = peer
         self._lease_s = lease_s
         self._on_record = on_record
-        self._leaving: dict[RequestId, SourceRun] = {}
+        self.outgoing: Outgoing[RequestId, SourceRun] = Outgoing()
+        """The migrations from here, by request."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._coming: dict[str, TargetRun] = {}
         self._past: OrderedDict[str, PastTarget] = OrderedDict()
@@ -72,11 +74,11 @@ class Moves:
             raise Refused("the request is on that replica already", Cause.ALREADY_THERE)
         if reason := self._host.why_immovable(order.request):
             raise Refused(reason, Cause.IMMOVABLE)
-        if running := self._leaving.get(order.request):
+        if running := self.outgoing.get(order.request):
             running.post(SourceEvent.ASKED_AGAIN)
             raise Refused(f"the request is already moving to {running.target}", Cause.ALREADY_MOVING)
         run = SourceRun(order, self._peer(to), self._world)
-        self._leaving[order.request] = run
+        self.outgoing[order.request] = run
         task = asyncio.create_task(self._lead(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -86,7 +88,7 @@ class Moves:
         try:
             record = await run.run()
         finally:
-            del self._leaving[run.request]
+            del self.outgoing[run.request]
         self._done.appendleft(record)
         if record.outcome is Outcome.COMMITTED:
             # If it stayed too briefly for its reader to attach, its own migration here still waits for that.
@@ -101,7 +103,7 @@ class Moves:
 
     def records(self) -> list[MigrationRecord]:
         """Migrations with this replica as the source, newest first. `resume_s` comes some time after the outcome."""
-        return [run.record for run in reversed(self._leaving.values())] + list(self._done)
+        return [run.record for run in reversed(self.outgoing.values())] + list(self._done)
 
     # --- as the target --------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Moves:
 
     def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
         """Go on with the request under `hop`, since its reader will not follow it to `next_hop`."""
-        run = self._leaving.get(request)
+        run = self.outgoing.get(request)
         if run is not None and (run.hop, run.next_hop) == (hop, next_hop):
             run.post(SourceEvent.KEPT)
 
@@ -177,7 +179,7 @@ class Moves:
         Without a hop, since the reader has left, end all runs.
         """
         self._end_coming(request, hop)
-        leaving = self._leaving.get(request)
+        leaving = self.outgoing.get(request)
         if leaving is not None and leaving.next_hop == hop:
             leaving.post(SourceEvent.FOLLOWED)
         else:
@@ -222,35 +224,25 @@ class Moves:
     def stop(self) -> None:
         """Begin to stop: take no new requests, and end incoming migrations; outgoing ones go on."""
         self._host.stopping = True
-        for leaving in self._leaving.values():
+        for leaving in self.outgoing.values():
             leaving.post(SourceEvent.SOURCE_STOPPING)
         for coming in list(self._coming.values()):
             coming.post(TargetEvent.STOPPING)
 
-    def targets(self) -> set[ReplicaId]:
-        """The targets of outgoing migrations."""
-        return {run.target for run in self._leaving.values()}
-
-    def target_lost(self, replica: ReplicaId) -> None:
-        """End the migrations to a replica that is gone."""
-        for run in self._leaving.values():
-            if run.target == replica:
-                run.post(SourceEvent.TARGET_LOST)
-
     @property
     def exchanging(self) -> bool:
         """True if blocks of a migration are on their way, or a request is being handed over."""
-        return any(run.exchanging for run in self._leaving.values()) or any(
+        return any(run.exchanging for run in self.outgoing.values()) or any(
             run.state in _EXCHANGING for run in self._coming.values()
         )
 
     @property
     def pending(self) -> int:
         """The number of migrations that occupy memory here: outgoing ones, and incoming ones under a lease."""
-        return len(self._leaving) + len(self._coming)
+        return len(self.outgoing) + len(self._coming)
 
     def _request_ended(self, request: RequestId, by_client: bool) -> None:
-        if run := self._leaving.get(request):
+        if run := self.outgoing.get(request):
             run.post(SourceEvent.CLIENT_GONE if by_client else SourceEvent.FINISHED)
         for coming in list(self._coming.values()):
             if coming.request == request and coming.state is TargetState.PROVISIONAL:

@@ -93,6 +93,10 @@ class DonorRun:
         """Something happened in the world (never the result of an activity)."""
         self._activities.post(event)
 
+    def target_lost(self) -> None:
+        """The target is gone."""
+        self.post(DonorEvent.TARGET_LOST)
+
     async def run(self) -> CopyRecord:
         """Copy. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
         expiry = asyncio.get_running_loop().call_later(self._limit_s, self.post, DonorEvent.EXPIRED)

@@ -120,14 +120,14 @@ async def test_every_migration_is_recorded_once(pair: Pair) -> None:
     assert recorded == ["m committed"]
 
 
-async def test_lost_target_ends_the_moves_to_it_and_no_other(pair: Pair) -> None:
+async def test_move_ends_as_its_target_leaves(pair: Pair) -> None:
     pair.submit(spec(tokens=600))
     pair.b.faults["prepare"] = "silent"
     pair.move(RequestId("r"))
-    pair.a.moves.target_lost(ReplicaId("c"))
+    pair.a.moves.outgoing.follow([A, B])
     await asyncio.sleep(0.01)
     assert pair.a.moves.pending == 1
-    pair.a.moves.target_lost(B)
+    pair.a.moves.outgoing.follow([A])
     record = await pair.settled()
     assert (record.outcome, record.error) == (Outcome.ABORTED, "the target died or is stopping")
     assert runs(pair, "a") == ["r"]

@@ -63,7 +63,7 @@ class CachedReplica:
         stats = self.engine.stats()
         free = stats.free_blocks * stats.block_size == stats.capacity_tokens
         return free and not (
-            self.slots.in_use or self.host.reserved_tokens or self.moves.pending or self.copies.pending
+            self.slots.in_use or self.host.reserved_tokens or self.moves.pending or self.copies.outgoing
         )
 
     async def answer(self, spec: RequestSpec) -> tuple[tuple[int, ...], int]:
@@ -259,9 +259,9 @@ async def test_copy_that_takes_too_long_ends(ending: str) -> None:
     b.faults["receive"] = "silent"
     copying = asyncio.create_task(a.copies.copy(order(spec, within_s=0.2 if ending == "deadline" else None), B))
     await asyncio.sleep(0.1)
-    assert not copying.done() and a.copies.targets() == {B} and a.copies.pending == 1
+    assert not copying.done() and [copy.target for copy in a.copies.outgoing.values()] == [B]
     if ending == "target lost":
-        a.copies.target_lost(B)
+        a.copies.outgoing.follow([A])
     record = await copying
     assert record.outcome is CopyOutcome.ABORTED and record.duration_s < 0.25
     assert a.idle and b.idle
