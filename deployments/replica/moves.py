@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from deployments.replica.outgoing import Outgoing
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.ports import Peer
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome, Recent
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables.source import SourceEvent
 from migration.protocol.tables.target import TargetEvent, TargetState
@@ -57,7 +57,7 @@ class Moves:
         """The migrations from here, by request."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._coming: dict[str, TargetRun] = {}
-        self._past: OrderedDict[str, PastTarget] = OrderedDict()
+        self._past: Recent[str, PastTarget] = Recent(_REMEMBERED)
         self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
         host.on_end = self._request_ended
 
@@ -162,8 +162,8 @@ class Moves:
 
         From now on the replica owns the request.
         """
-        for run in list(self._coming.values()):
-            if run.request == request and run.hop == hop and not run.attach():
+        for run in self._coming_with(request):
+            if run.hop == hop and not run.attach():
                 return False
         return self._host.resume(request, hop, index)
 
@@ -187,17 +187,19 @@ class Moves:
 
     def _end_coming(self, request: RequestId, hop: int | None) -> None:
         """End the migrations of a request to here under hops below `hop`, or (None) under any."""
-        for coming in list(self._coming.values()):
-            if coming.request == request and (hop is None or coming.hop < hop):
+        for coming in self._coming_with(request):
+            if hop is None or coming.hop < hop:
                 coming.post(TargetEvent.CLIENT_GONE)
+
+    def _coming_with(self, request: RequestId) -> list[TargetRun]:
+        """The migrations of a request to here. The caller may end them."""
+        return [run for run in self._coming.values() if run.request == request]
 
     def _target_ended(self, migration: str, run: TargetRun) -> None:
         """Forget a migration, except for what answers repeated messages. A copy brings no request to run twice."""
         self._coming.pop(migration, None)
         if run.copied is None:
             self._past[migration] = PastTarget(run.request, run.hop, run.state is TargetState.OWNED)
-            if len(self._past) > _REMEMBERED:
-                self._past.popitem(last=False)
 
     def _target_run(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)
@@ -244,8 +246,8 @@ class Moves:
     def _request_ended(self, request: RequestId, by_client: bool) -> None:
         if run := self.outgoing.get(request):
             run.post(SourceEvent.CLIENT_GONE if by_client else SourceEvent.FINISHED)
-        for coming in list(self._coming.values()):
-            if coming.request == request and coming.state is TargetState.PROVISIONAL:
+        for coming in self._coming_with(request):
+            if coming.state is TargetState.PROVISIONAL:
                 coming.post(TargetEvent.CLIENT_GONE if by_client else TargetEvent.FINISHED)
 
 

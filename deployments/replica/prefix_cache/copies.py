@@ -5,7 +5,7 @@ replica's own (`returning`, `evacuation`) directly.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from deployments.replica.ingress_channels import Lacks, require_adapter
 from deployments.replica.outgoing import Outgoing
@@ -19,6 +19,9 @@ from policies.model import ReplicaId
 from policies.prefix.copies import CopyReason
 
 log = logging.getLogger("ray.serve")
+
+CopyTo = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
+"""Copies a prefix to another replica. Raises MigrationError, as `Copies.copy`."""
 
 AT_ONCE = 4
 """The number of copies that a replica makes at a time: each holds blocks, and takes staging slots from migrations."""
