@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from deployments.replica.host import RequestHost
 from deployments.replica.outgoing import Outgoing
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.ports import Peer
@@ -55,7 +56,7 @@ class Moves:
         self._on_record = on_record
         self.outgoing: Outgoing[RequestId, SourceRun] = Outgoing()
         """The migrations from here, by request."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._coming: dict[str, TargetRun] = {}
         self._past: Recent[str, PastTarget] = Recent(_REMEMBERED)
         self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
@@ -79,9 +80,7 @@ class Moves:
             raise Refused(f"the request is already moving to {running.target}", Cause.ALREADY_MOVING)
         run = SourceRun(order, self._peer(to), self._world)
         self.outgoing[order.request] = run
-        task = asyncio.create_task(self._lead(run))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._lead(run))
         return run.record
 
     async def _lead(self, run: SourceRun) -> None:

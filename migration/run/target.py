@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple
 
-from migration.concurrency import gather, take_failure
+from migration.concurrency import Tasks, gather, take_failure
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.layouts import Resharding, reshard
 from migration.protocol.messages import (
@@ -101,7 +101,7 @@ class TargetRun:
         self._rounds = asyncio.Condition()
         self._begun = self._ended = self._loaded = 0
         """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._first_round: asyncio.Task[None] | None = None
         self._tail: str | None = None
         """The name of the tail that the workers may hold, unless it is the host's."""
@@ -267,9 +267,7 @@ class TargetRun:
 
     def _start(self, loading: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `loading` until its end or STOP_LOADING."""
-        task = asyncio.create_task(loading)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks.start(loading)
         task.add_done_callback(take_failure)
         return task
 

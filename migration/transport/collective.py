@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from ray.util import collective
 
-from migration.concurrency import take_failure
+from migration.concurrency import Tasks, take_failure
 from migration.kv.device import DeviceSlot
 from migration.kv.staging import HEADER, TICKET
 from migration.protocol.errors import TransferFailed, TransferTimeout
@@ -120,7 +120,7 @@ class CollectiveGroups:
         self._transfers: dict[str, int] = {}
         self._turns: dict[str, Turns] = {}
         self._dropped: deque[str] = deque(maxlen=_DROPPED_KEPT)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
 
     def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
         """See `Transport.channel`."""
@@ -203,9 +203,7 @@ class CollectiveGroups:
         self._dropped.append(group)
         turns = self._turns.pop(group, None)
         if turns is not None:
-            closing = asyncio.ensure_future(turns.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing.start(turns.close())
             collective.destroy_collective_group(group)
 
     async def _transfer(self, channel: str, blocking: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from migration.concurrency import PAUSE_S, gather, repeat, settle, take_failure
+from migration.concurrency import PAUSE_S, Tasks, gather, repeat, settle, take_failure
 from tests.virtual_time import now
 
 
@@ -51,6 +51,22 @@ async def test_settle_waits_for_all_and_has_their_results_and_exceptions() -> No
 
     first, second, third = await settle([work("bad"), work("slow"), work("good")], 0.05)
     assert isinstance(first, ValueError) and isinstance(second, TimeoutError) and third == "good"
+
+
+async def test_task_is_kept_until_its_end() -> None:
+    tasks, ended = Tasks(), asyncio.Event()
+
+    async def work() -> None:
+        await ended.wait()
+
+    task = tasks.start(work())
+    await asyncio.sleep(0)
+    gc.collect()
+    assert tasks == {task}
+    ended.set()
+    await task
+    await asyncio.sleep(0)
+    assert not tasks
 
 
 @pytest.mark.parametrize("take", [True, False])
