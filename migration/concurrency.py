@@ -40,6 +40,23 @@ async def _end(tasks: Sequence["asyncio.Future[Any]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class Tasks(set[asyncio.Task[None]]):
+    """Tasks in the background. Each is in the set until its end: asyncio itself does not keep a task that runs."""
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run `work`."""
+        task = asyncio.create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+
+def take_failure(task: "asyncio.Future[Any]") -> None:
+    """Read the exception of an ended task that nobody may wait for, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def repeat(work: Callable[[], Awaitable[object]], period_s: float) -> None:
     """Do `work` for ever, `period_s` seconds after its last end.
 

@@ -1,6 +1,5 @@
 """vLLM's own client of engines, connected to Mell's core; refusals become HTTP statuses, and private members go."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from functools import cached_property
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 from app.frontend.calls import CURRENT
 from app.frontend.core import ClusterCore
 from app.ingress.errors import ApiError
+from migration.concurrency import Tasks
 from migration.protocol.ports import Loss, LossKind
 from migration.run.reader import NotServed
 
@@ -108,13 +108,11 @@ class ClusterLLM(AsyncLLM):
         state.queue.put(to_vllm_error(loss))
         if state.parent_req is not None:  # vLLM ends the other choices of an answer only if its client has left.
             others = state.parent_req.child_requests - {name}
-            ending = asyncio.create_task(self.abort(others, internal=True))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._ending.start(self.abort(others, internal=True))
 
     @cached_property
-    def _ending(self) -> "set[asyncio.Task[None]]":
-        return set()
+    def _ending(self) -> Tasks:
+        return Tasks()
 
     def _check_prompt(self, prompt: Any) -> None:
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()

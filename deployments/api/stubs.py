@@ -33,6 +33,7 @@ from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles, Unrouted
+from migration.concurrency import Tasks
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
@@ -375,7 +376,7 @@ class ServeSchedulerClient:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
         self._link = CallLink("the scheduler", self._offer, DISPATCH_METHODS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def _offer(self) -> ChannelOffer:
         return await self.within(_OFFER_S).channel()
@@ -386,9 +387,7 @@ class ServeSchedulerClient:
 
     def notify(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
         """See `SchedulerClient.notify`."""
-        task = asyncio.create_task(self._send(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._send(message))
 
     async def _send(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
         try:

@@ -6,6 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from deployments.channels.calling import CallerEnd, connect
 from deployments.channels.wire import ChannelOffer, Methods
+from migration.concurrency import take_failure
 from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
 
@@ -30,7 +31,7 @@ class CallLink:
         opened = self._opened
         if opened is None or (opened.done() and (opened.exception() is not None or opened.result().lost)):
             opened = self._opened = asyncio.create_task(self._connect())
-            opened.add_done_callback(_read)
+            opened.add_done_callback(take_failure)
         return await asyncio.shield(opened)
 
     async def _connect(self) -> CallerEnd:
@@ -53,12 +54,6 @@ class CallLink:
         if self._opened is not None:
             self._opened.add_done_callback(_close_when_idle)
             self._opened = None
-
-
-def _read(opened: asyncio.Task[CallerEnd]) -> None:
-    """Read the exception of an attempt that nobody may wait for any more."""
-    if not opened.cancelled():
-        opened.exception()
 
 
 def _close_when_idle(opened: asyncio.Task[CallerEnd]) -> None:

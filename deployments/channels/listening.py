@@ -20,6 +20,7 @@ from deployments.channels.wire import (
     read_call,
     tls_context,
 )
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError
 
 log = logging.getLogger("ray.serve")
@@ -114,19 +115,17 @@ async def answer_calls(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     acknowledged: Callable[[], None] = lambda: None,
-) -> set[asyncio.Task[None]]:
+) -> Tasks:
     """Execute calls by the methods of `target` to the end of the connection. They begin in their order.
 
     Returns those that are under way then. Cancelled, it cancels them.
     """
-    calls: set[asyncio.Task[None]] = set()
+    calls = Tasks()
     try:
         with contextlib.suppress(ConnectionError, EOFError):
             while True:
                 number, name, arguments = await read_call(reader, methods, acknowledged)
-                task = asyncio.create_task(_answer(number, getattr(target, name)(*arguments), writer))
-                calls.add(task)
-                task.add_done_callback(calls.discard)
+                calls.start(_answer(number, getattr(target, name)(*arguments), writer))
     except msgspec.DecodeError:
         log.exception("a connection is closed: its caller sent no call")
         writer.close()

@@ -15,6 +15,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from migration.concurrency import take_failure
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from policies.causes import Cause
@@ -51,13 +52,9 @@ class LoadedAdapters:
             return
         if (loading := self._loading.get(number)) is None:
             loading = self._loading[number] = asyncio.create_task(self._load(adapter))
-            loading.add_done_callback(lambda _: self._ended(number))
+            loading.add_done_callback(lambda _: self._loading.pop(number))
+            loading.add_done_callback(take_failure)
         await asyncio.shield(loading)
-
-    def _ended(self, number: int) -> None:
-        loading = self._loading.pop(number)
-        if not loading.cancelled():
-            loading.exception()  # Every caller may have been cancelled.
 
     async def _load(self, adapter: Adapter) -> None:
         name, number = adapter.lora_name, adapter.lora_int_id

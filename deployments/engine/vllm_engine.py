@@ -37,6 +37,7 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.weights import name_weights
+from migration.concurrency import Tasks
 from migration.kv.cache_events import encode_names
 from migration.kv.connector import DeletedBlocks, WantedBlocks
 from migration.kv.copier.client import Copiers
@@ -95,7 +96,7 @@ class VllmEngine:
         self.tasks = tuple(tasks)
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = Tasks()
         self._holds: dict[str, asyncio.Task[None]] = {}
         """The requests of the holds, by their names."""
         self.profiling = False
@@ -302,7 +303,7 @@ class VllmEngine:
         if filled is not None:
             self.blocks_loaded += filled
             self._filled.add(load)
-            self._end_later(self._until_cached(load, request))
+            self._ending.start(self._until_cached(load, request))
 
     async def _until_cached(self, load: str, request: asyncio.Task[None]) -> None:
         """End a load whose blocks have arrived, once they are in the prefix cache. A failure costs only the blocks."""
@@ -312,11 +313,6 @@ class VllmEngine:
         finally:
             self._filled.discard(load)
             await self._end_load(load, request)
-
-    def _end_later(self, ending: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(ending)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
 
     async def _end_load(self, load: str, request: asyncio.Task[None]) -> None:
         """Have everything forget a load or a hold, and abort its request."""
@@ -396,7 +392,7 @@ class VllmEngine:
     def release_prefix(self, hold: str) -> None:
         """See `Engine.release_prefix`."""
         if (request := self._holds.pop(hold, None)) is not None:
-            self._end_later(self._end_load(hold, request))
+            self._ending.start(self._end_load(hold, request))
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""

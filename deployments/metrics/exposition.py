@@ -54,12 +54,17 @@ def _render(metric: Metric, labels: Mapping[str, str]) -> Family:
     return Family(metric.name, "".join(lines[:_HEAD_LINES]), "".join(lines[_HEAD_LINES:]))
 
 
-def merge(processes: Iterable[Sequence[Family]]) -> bytes:
-    """The metrics of all processes as one text, sorted by name. HELP and TYPE are those of the first process."""
+def join_families(sources: Iterable[Sequence[Family]]) -> tuple[Family, ...]:
+    """The metrics of all sources by name, each once with all samples. HELP and TYPE are those of the first source."""
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
-    for families in processes:
+    for families in sources:
         for family in families:
             heads.setdefault(family.name, family.head)
             samples.setdefault(family.name, []).append(family.samples)
-    return "".join(heads[name] + "".join(samples[name]) for name in sorted(heads)).encode()
+    return tuple(Family(name, heads[name], "".join(samples[name])) for name in sorted(heads))
+
+
+def merge(processes: Iterable[Sequence[Family]]) -> bytes:
+    """The metrics of all processes as one text, sorted by name. HELP and TYPE are those of the first process."""
+    return "".join(family.head + family.samples for family in join_families(processes)).encode()

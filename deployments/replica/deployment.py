@@ -145,9 +145,8 @@ class EngineReplica:
     def _peers_changed(self, membership: Membership) -> None:
         """End migrations and copies to replicas that have left now, not at their time-outs; connect to new ones."""
         self._peers.follow(membership.running)
-        for target in (self._moves.targets() | self._copies.targets()) - set(membership.running):
-            self._moves.target_lost(target)
-            self._copies.target_lost(target)
+        self._moves.outgoing.follow(membership.running)
+        self._copies.outgoing.follow(membership.running)
 
     def _has_peers(self) -> bool:
         """True if another replica runs, and stays."""
@@ -343,7 +342,7 @@ class EngineReplica:
     @property
     def _pending(self) -> int:
         """The number of migrations and copies that occupy memory here."""
-        return self._moves.pending + self._copies.pending
+        return self._moves.pending + len(self._copies.outgoing)
 
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
@@ -398,7 +397,7 @@ class EngineReplica:
 
     def _returns_wait(self) -> bool:
         """True while returns would be in the way of moves and of other copies."""
-        return self._host.stopping or self._copies.pending > 0 or self._moves.exchanging
+        return self._host.stopping or bool(self._copies.outgoing) or self._moves.exchanging
 
     def _cache(self) -> CacheReport:
         """The report on the engine's prefix cache."""

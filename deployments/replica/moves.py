@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from deployments.replica.host import RequestHost
+from deployments.replica.outgoing import Outgoing
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.ports import Peer
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome, Recent
 from migration.protocol.request import RequestSpec
 from migration.protocol.tables.source import SourceEvent
 from migration.protocol.tables.target import TargetEvent, TargetState
@@ -52,10 +54,11 @@ class Moves:
         self._peer = peer
         self._lease_s = lease_s
         self._on_record = on_record
-        self._leaving: dict[RequestId, SourceRun] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.outgoing: Outgoing[RequestId, SourceRun] = Outgoing()
+        """The migrations from here, by request."""
+        self._tasks = Tasks()
         self._coming: dict[str, TargetRun] = {}
-        self._past: OrderedDict[str, PastTarget] = OrderedDict()
+        self._past: Recent[str, PastTarget] = Recent(_REMEMBERED)
         self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
         host.on_end = self._request_ended
 
@@ -72,21 +75,19 @@ class Moves:
             raise Refused("the request is on that replica already", Cause.ALREADY_THERE)
         if reason := self._host.why_immovable(order.request):
             raise Refused(reason, Cause.IMMOVABLE)
-        if running := self._leaving.get(order.request):
+        if running := self.outgoing.get(order.request):
             running.post(SourceEvent.ASKED_AGAIN)
             raise Refused(f"the request is already moving to {running.target}", Cause.ALREADY_MOVING)
         run = SourceRun(order, self._peer(to), self._world)
-        self._leaving[order.request] = run
-        task = asyncio.create_task(self._lead(run))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.outgoing[order.request] = run
+        self._tasks.start(self._lead(run))
         return run.record
 
     async def _lead(self, run: SourceRun) -> None:
         try:
             record = await run.run()
         finally:
-            del self._leaving[run.request]
+            del self.outgoing[run.request]
         self._done.appendleft(record)
         if record.outcome is Outcome.COMMITTED:
             # If it stayed too briefly for its reader to attach, its own migration here still waits for that.
@@ -101,7 +102,7 @@ class Moves:
 
     def records(self) -> list[MigrationRecord]:
         """Migrations with this replica as the source, newest first. `resume_s` comes some time after the outcome."""
-        return [run.record for run in reversed(self._leaving.values())] + list(self._done)
+        return [run.record for run in reversed(self.outgoing.values())] + list(self._done)
 
     # --- as the target --------------------------------------------------------------------------------
 
@@ -160,14 +161,14 @@ class Moves:
 
         From now on the replica owns the request.
         """
-        for run in list(self._coming.values()):
-            if run.request == request and run.hop == hop and not run.attach():
+        for run in self._coming_with(request):
+            if run.hop == hop and not run.attach():
                 return False
         return self._host.resume(request, hop, index)
 
     def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
         """Go on with the request under `hop`, since its reader will not follow it to `next_hop`."""
-        run = self._leaving.get(request)
+        run = self.outgoing.get(request)
         if run is not None and (run.hop, run.next_hop) == (hop, next_hop):
             run.post(SourceEvent.KEPT)
 
@@ -177,7 +178,7 @@ class Moves:
         Without a hop, since the reader has left, end all runs.
         """
         self._end_coming(request, hop)
-        leaving = self._leaving.get(request)
+        leaving = self.outgoing.get(request)
         if leaving is not None and leaving.next_hop == hop:
             leaving.post(SourceEvent.FOLLOWED)
         else:
@@ -185,17 +186,19 @@ class Moves:
 
     def _end_coming(self, request: RequestId, hop: int | None) -> None:
         """End the migrations of a request to here under hops below `hop`, or (None) under any."""
-        for coming in list(self._coming.values()):
-            if coming.request == request and (hop is None or coming.hop < hop):
+        for coming in self._coming_with(request):
+            if hop is None or coming.hop < hop:
                 coming.post(TargetEvent.CLIENT_GONE)
+
+    def _coming_with(self, request: RequestId) -> list[TargetRun]:
+        """The migrations of a request to here. The caller may end them."""
+        return [run for run in self._coming.values() if run.request == request]
 
     def _target_ended(self, migration: str, run: TargetRun) -> None:
         """Forget a migration, except for what answers repeated messages. A copy brings no request to run twice."""
         self._coming.pop(migration, None)
         if run.copied is None:
             self._past[migration] = PastTarget(run.request, run.hop, run.state is TargetState.OWNED)
-            if len(self._past) > _REMEMBERED:
-                self._past.popitem(last=False)
 
     def _target_run(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)
@@ -222,38 +225,28 @@ class Moves:
     def stop(self) -> None:
         """Begin to stop: take no new requests, and end incoming migrations; outgoing ones go on."""
         self._host.stopping = True
-        for leaving in self._leaving.values():
+        for leaving in self.outgoing.values():
             leaving.post(SourceEvent.SOURCE_STOPPING)
         for coming in list(self._coming.values()):
             coming.post(TargetEvent.STOPPING)
 
-    def targets(self) -> set[ReplicaId]:
-        """The targets of outgoing migrations."""
-        return {run.target for run in self._leaving.values()}
-
-    def target_lost(self, replica: ReplicaId) -> None:
-        """End the migrations to a replica that is gone."""
-        for run in self._leaving.values():
-            if run.target == replica:
-                run.post(SourceEvent.TARGET_LOST)
-
     @property
     def exchanging(self) -> bool:
         """True if blocks of a migration are on their way, or a request is being handed over."""
-        return any(run.exchanging for run in self._leaving.values()) or any(
+        return any(run.exchanging for run in self.outgoing.values()) or any(
             run.state in _EXCHANGING for run in self._coming.values()
         )
 
     @property
     def pending(self) -> int:
         """The number of migrations that occupy memory here: outgoing ones, and incoming ones under a lease."""
-        return len(self._leaving) + len(self._coming)
+        return len(self.outgoing) + len(self._coming)
 
     def _request_ended(self, request: RequestId, by_client: bool) -> None:
-        if run := self._leaving.get(request):
+        if run := self.outgoing.get(request):
             run.post(SourceEvent.CLIENT_GONE if by_client else SourceEvent.FINISHED)
-        for coming in list(self._coming.values()):
-            if coming.request == request and coming.state is TargetState.PROVISIONAL:
+        for coming in self._coming_with(request):
+            if coming.state is TargetState.PROVISIONAL:
                 coming.post(TargetEvent.CLIENT_GONE if by_client else TargetEvent.FINISHED)
 
 

@@ -15,6 +15,7 @@ from deployments.engine.port import Engine
 from deployments.replica.ingress_channels import Lacks, require_adapter
 from deployments.replica.moves import Moves
 from deployments.replica.prefix_cache.copies import Copies
+from migration.concurrency import Tasks
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
@@ -158,7 +159,7 @@ class PeerConnections:
         self._forget = forget
         self._listed: frozenset[ReplicaId] = frozenset()
         self._called: set[ReplicaId] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     def follow(self, running: Collection[ReplicaId]) -> None:
@@ -173,9 +174,7 @@ class PeerConnections:
         for peer in successors(self._own, running):
             if peer not in self._called:
                 self._called.add(peer)
-                task = asyncio.create_task(self._try(peer))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.start(self._try(peer))
 
     async def _try(self, peer: ReplicaId) -> None:
         async with self._gate:

@@ -21,7 +21,7 @@ from deployments.api.stubs import engines
 from deployments.channels.listening import ChannelListener
 from deployments.channels.wire import ChannelOffer
 from deployments.config import SchedulerConfig, Topology
-from deployments.metrics.exposition import Family
+from deployments.metrics.exposition import Family, join_families
 from deployments.metrics.telemetry import Telemetry
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import keep_heap_frozen
@@ -142,7 +142,7 @@ class LiveScheduler:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`."""
-        return tuple(family for pool in self._pools.values() for family in pool.metrics(self._id))
+        return join_families(pool.metrics(self._id) for pool in self._pools.values())
 
     async def record(self, pool: PoolId, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""

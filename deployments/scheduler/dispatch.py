@@ -1,11 +1,11 @@
 """Orders moves from their sources, and reports the progress of all moves, and ended copies, to the next decision."""
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Protocol
 
 from deployments.scheduler.records import Records
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from migration.run.source import Order
@@ -36,14 +36,12 @@ class Dispatch:
         self._records = records
         self._reports: dict[str, MoveReport] = {}
         self._copies: list[CopyReport] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def begin(self, moves: Iterable[Move]) -> None:
         """Order moves, without waiting for the answers."""
         for move in moves:
-            task = asyncio.create_task(self._begin(Order.of(move), move))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._begin(Order.of(move), move))
 
     async def _begin(self, order: Order, move: Move) -> None:
         try:

@@ -16,6 +16,7 @@ from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.scheduler.listing import Listing
 from deployments.serve.membership import Membership
+from migration.concurrency import take_failure
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.ports import Clock
 from migration.protocol.record import MigrationRecord
@@ -134,6 +135,7 @@ class Gatherer:
         if self._gathering is None:
             self._gathering = asyncio.create_task(self._gather())
             self._gathering.add_done_callback(self._over)
+            self._gathering.add_done_callback(take_failure)
         await asyncio.shield(self._gathering)
 
     async def gather_within(self, limit_s: float) -> None:
@@ -148,11 +150,9 @@ class Gatherer:
             if task is not None:
                 task.cancel()
 
-    def _over(self, task: "asyncio.Task[None]") -> None:
+    def _over(self, _: "asyncio.Task[None]") -> None:
         self._gathering = None
         self._urgent.clear()
-        if not task.cancelled():
-            task.exception()  # Retrieved here as well, since the gathering may have no waiting caller to raise it.
 
     async def _gather(self) -> None:
         await self._turn()

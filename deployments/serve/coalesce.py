@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
+from migration.concurrency import Tasks
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -26,7 +28,7 @@ class Coalescer(Generic[Item, Result]):
         self._lane = lane
         self._waiting: dict[Hashable, list[tuple[Item, asyncio.Future[Result]]]] = {}
         """The items behind each call under way, by lane."""
-        self._workers: set[asyncio.Task[None]] = set()
+        self._workers = Tasks()
 
     async def __call__(self, item: Item) -> Result:
         """The item's result. Raises the exception of the item, or of the whole call, CancelledError included."""
@@ -44,9 +46,7 @@ class Coalescer(Generic[Item, Result]):
             (result,) = await self._call((item,))
         finally:
             if self._waiting[lane]:
-                worker = asyncio.create_task(self._work(lane))
-                self._workers.add(worker)
-                worker.add_done_callback(self._workers.discard)
+                self._workers.start(self._work(lane))
             else:
                 del self._waiting[lane]
         if isinstance(result, Exception):

@@ -118,6 +118,8 @@ class CopyOutcome(StrEnum):
 class CopyRecord(CopyAccount):
     """One copy of a cached prefix. `outcome` is None while it runs; `state` is the donor session's.
 
+    `pool` is the pool of both replicas, by the name of their deployment. A record without one is of the sole pool.
+
     The donor held the first `held` blocks of the context; the target lacked `tokens` tokens of them. `duration_s` is
     from the order to the end. `cause` is the reason of a copy that was aborted, and `error` its text.
     """
@@ -134,6 +136,7 @@ class CopyRecord(CopyAccount):
     tokens: Tokens = Tokens(0)
     duration_s: float = 0.0
     started_at: float = 0.0
+    pool: PoolId = SOLE_POOL
 
     def to_json(self) -> dict[str, Any]:
         """The record as the API shows it."""

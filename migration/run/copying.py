@@ -22,6 +22,7 @@ from dataclasses import replace
 from math import inf
 from typing import NoReturn
 
+from migration.concurrency import take_failure
 from migration.protocol.messages import CopyRound, PathRequest, Prepare, Prepared, Tail, tail_name
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import CopyAccount
@@ -143,7 +144,7 @@ class CopySession:
         if self._unconfirmed is not None:
             _, loading = self._unconfirmed
             loading.cancel()
-            loading.add_done_callback(_take_failure)
+            loading.add_done_callback(take_failure)
 
     # --- copy -----------------------------------------------------------------------------------------
 
@@ -234,9 +235,3 @@ class CopySession:
             await loading
             self._unconfirmed = None
             self.confirmed = planned.outputs_from + len(planned.outputs)
-
-
-def _take_failure(task: "asyncio.Task[None]") -> None:
-    """Read the exception of a task that nobody waits for."""
-    if not task.cancelled():
-        task.exception()

@@ -85,12 +85,17 @@ class DonorRun:
             tokens=Tokens((self._held - account.present) * self._world.blocks.fingerprint.block_size),
             duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,
             started_at=self._started_at,
+            pool=self._world.pool,
             **asdict(account),
         )
 
     def post(self, event: DonorEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
         self._activities.post(event)
+
+    def target_lost(self) -> None:
+        """The target is gone."""
+        self.post(DonorEvent.TARGET_LOST)
 
     async def run(self) -> CopyRecord:
         """Copy. Returns the record, also of a failure. Never raises an exception of a peer or transport."""

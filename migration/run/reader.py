@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping
 from migration.protocol.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
 from migration.protocol.reading import (
@@ -66,7 +67,7 @@ class ReaderWorld:
     patience_s: float
     max_engine_losses: int
     on_lost: Callable[[], None] = lambda: None
-    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    tasks: Tasks = field(default_factory=Tasks)
     """Calls without a caller that waits; they may outlive their request."""
 
 
@@ -164,12 +165,12 @@ class ReaderRun:
             case FindRequest():
                 self._start(self._find(action), self.reader.not_found)
             case AttachHost():
-                self._background(self._attach(action, QUIET_S if self._followed else 0.0))
+                world.tasks.start(self._attach(action, QUIET_S if self._followed else 0.0))
                 self._followed = False
             case KeepRequest():
-                self._background(self._keep(action))
+                world.tasks.start(self._keep(action))
             case ReleaseRequest():
-                self._background(self._release(action))
+                world.tasks.start(self._release(action))
             case Followed(_, index):
                 world.journal.hosted(spec, self.reader, SegmentOrigin.MIGRATION, index)
                 self._followed = True
@@ -192,7 +193,7 @@ class ReaderRun:
 
     def _start(self, activity: Coroutine[object, object, Report], failed: Report) -> None:
         self._stop_activity()
-        self._activity = self._background(self._supervise(activity, failed))
+        self._activity = self._world.tasks.start(self._supervise(activity, failed))
 
     def _stop_activity(self) -> None:
         activity, self._activity = self._activity, None
@@ -324,12 +325,6 @@ class ReaderRun:
             log.info("request %s: %s did not get the order to end it: %s", self.spec.id, request.replica, error)
         finally:
             self._releasing.discard(request)
-
-    def _background(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._world.tasks.add(task)
-        task.add_done_callback(self._world.tasks.discard)
-        return task
 
 
 class _Patience:

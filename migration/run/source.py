@@ -125,6 +125,10 @@ class SourceRun:
         """Something happened in the world (never the result of an activity)."""
         self._activities.post(event)
 
+    def target_lost(self) -> None:
+        """The target is gone."""
+        self.post(SourceEvent.TARGET_LOST)
+
     async def run(self) -> MigrationRecord:
         """Migrate. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
         try:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import NamedTuple
 
-from migration.concurrency import gather
+from migration.concurrency import Tasks, gather, take_failure
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.layouts import Resharding, reshard
 from migration.protocol.messages import (
@@ -101,12 +101,12 @@ class TargetRun:
         self._rounds = asyncio.Condition()
         self._begun = self._ended = self._loaded = 0
         """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._first_round: asyncio.Task[None] | None = None
         self._tail: str | None = None
         """The name of the tail that the workers may hold, unless it is the host's."""
-        self._added: asyncio.Event | None = None
-        """Set once the engine has taken the request, or has not; None before the request comes."""
+        self._adding: asyncio.Task[None] | None = None
+        """The engine takes the request, whether or not a caller still waits; None before the request comes."""
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -267,15 +267,9 @@ class TargetRun:
 
     def _start(self, loading: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run `loading` until its end or STOP_LOADING."""
-        task = asyncio.create_task(loading)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task = self._tasks.start(loading)
+        task.add_done_callback(take_failure)
         return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # The first round may fail without anybody who waits for it.
 
     async def _until_stopped(self, task: asyncio.Task[None]) -> None:
         """Wait for the task's end. Raises TransferFailed if STOP_LOADING ends it before."""
@@ -294,17 +288,13 @@ class TargetRun:
         self._outputs[index:] = outputs
 
     async def adopt(self, message: Adopt) -> None:
-        """Run the request; a repeated message waits until it runs. Raises Refused if that cannot be."""
+        """Run the request; every delivery of the message waits until it runs. Raises Refused if that cannot be."""
         self._live(TargetEvent.ADOPT)
         self.post(TargetEvent.ADOPT)
-        if self._added is None:
-            self._added = asyncio.Event()
-            try:
-                await self._add(message)
-            finally:
-                self._added.set()
-        else:
-            await self._added.wait()
+        if self._adding is None:
+            self._adding = asyncio.create_task(self._add(message))
+            self._adding.add_done_callback(take_failure)
+        await asyncio.shield(self._adding)
         if self._session.state is TargetState.CLOSED:
             raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
 

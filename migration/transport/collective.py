@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from ray.util import collective
 
+from migration.concurrency import Tasks, take_failure
 from migration.kv.device import DeviceSlot
 from migration.kv.staging import HEADER, TICKET
 from migration.protocol.errors import TransferFailed, TransferTimeout
@@ -119,7 +120,7 @@ class CollectiveGroups:
         self._transfers: dict[str, int] = {}
         self._turns: dict[str, Turns] = {}
         self._dropped: deque[str] = deque(maxlen=_DROPPED_KEPT)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
 
     def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
         """See `Transport.channel`."""
@@ -202,9 +203,7 @@ class CollectiveGroups:
         self._dropped.append(group)
         turns = self._turns.pop(group, None)
         if turns is not None:
-            closing = asyncio.ensure_future(turns.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing.start(turns.close())
             collective.destroy_collective_group(group)
 
     async def _transfer(self, channel: str, blocking: Callable[[], None]) -> None:
@@ -215,8 +214,7 @@ class CollectiveGroups:
         except asyncio.CancelledError:
             self.drop(channel)
             await asyncio.wait({future})
-            if not future.cancelled():
-                future.exception()
+            take_failure(future)
             raise
         except TimeoutError as error:
             raise TransferTimeout(f"{self.name} {channel}: {error}") from error

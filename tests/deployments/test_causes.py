@@ -116,7 +116,7 @@ async def test_the_target_is_found_dead() -> None:
     pair = await begun()
     pair.b.faults["prepare"] = "silent"
     pair.move(R)
-    pair.a.moves.target_lost(pair.b.id)
+    pair.a.moves.outgoing.follow([pair.a.id])
     ends(await pair.settled(), Outcome.ABORTED, Cause.PEER_LOST)
 
 

@@ -1,10 +1,11 @@
 """Gathering: the order of results, and the first failure. Repetition: no failure ends it."""
 
 import asyncio
+import gc
 
 import pytest
 
-from migration.concurrency import PAUSE_S, gather, repeat, settle
+from migration.concurrency import PAUSE_S, Tasks, gather, repeat, settle, take_failure
 from tests.virtual_time import now
 
 
@@ -50,6 +51,47 @@ async def test_settle_waits_for_all_and_has_their_results_and_exceptions() -> No
 
     first, second, third = await settle([work("bad"), work("slow"), work("good")], 0.05)
     assert isinstance(first, ValueError) and isinstance(second, TimeoutError) and third == "good"
+
+
+async def test_task_is_kept_until_its_end() -> None:
+    tasks, ended = Tasks(), asyncio.Event()
+
+    async def work() -> None:
+        await ended.wait()
+
+    task = tasks.start(work())
+    await asyncio.sleep(0)
+    gc.collect()
+    assert tasks == {task}
+    ended.set()
+    await task
+    await asyncio.sleep(0)
+    assert not tasks
+
+
+@pytest.mark.parametrize("take", [True, False])
+async def test_a_failure_that_is_taken_is_not_logged(take: bool) -> None:
+    logged = []
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["exception"]))
+    task = asyncio.create_task(fail())
+    if take:
+        task.add_done_callback(take_failure)
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+    assert len(logged) == (not take)
+
+
+async def test_the_failure_of_a_cancelled_task_is_none() -> None:
+    task = asyncio.create_task(asyncio.sleep(1))
+    task.cancel()
+    await asyncio.wait([task])
+    take_failure(task)
 
 
 @pytest.mark.virtual_time

@@ -128,7 +128,7 @@ class Replica:
             or self.slots.in_use
             or self.host.reserved_tokens
             or self.moves.pending
-            or self.copies.pending
+            or self.copies.outgoing
             or self.engine.holds
         )
 

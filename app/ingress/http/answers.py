@@ -273,6 +273,7 @@ class Copied(Described):
     copy_s: float = Field(description="Seconds spent on sending.")
     duration_s: float = Field(description="Seconds from the order to the end.")
     started_at: float = Field(description="Seconds since the epoch.")
+    pool: str = Field(description="The pool of both replicas, by the name of their deployment.")
     error: None
     cause: None
 

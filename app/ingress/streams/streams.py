@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from app.ingress.streams.placing import NO_CONTENT, Placer, PromptContent
@@ -18,6 +18,7 @@ from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.serve.membership import Membership
 from deployments.serve.routing import Unrouted
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock, Listener
 from migration.protocol.reading import Reader, SegmentOrigin
@@ -61,7 +62,7 @@ class Streams:
         """The replicas that have been listed, and are not any more."""
         self._stopping: set[ReplicaId] = set()
         """Those of them that have sent something since: Serve stops them. The others have died, as far as is known."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._serving = asyncio.Event()
 
     @property
@@ -194,16 +195,11 @@ class Streams:
             run.take(word, replica)
         elif not isinstance(word, Lost | Moved) and not (isinstance(word, Delta) and word.finish is not None):
             # Its reader left while it was on its way there.
-            self._background(self._release(word.request, replica))
+            self._tasks.start(self._release(word.request, replica))
 
     async def _release(self, request: RequestId, replica: ReplicaId) -> None:
         with contextlib.suppress(MigrationError):
             await self._calls.release(replica, request, None)
-
-    def _background(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class RequestJournal:

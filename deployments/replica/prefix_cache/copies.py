@@ -5,13 +5,13 @@ replica's own (`returning`, `evacuation`) directly.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from deployments.replica.ingress_channels import Lacks, require_adapter
+from deployments.replica.outgoing import Outgoing
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Peer, PrefixHolds
 from migration.protocol.record import CopyCounts, CopyRecord
-from migration.protocol.tables.donor import DonorEvent
 from migration.run.donor import CopyOrder, DonorRun
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
@@ -19,6 +19,9 @@ from policies.model import ReplicaId
 from policies.prefix.copies import CopyReason
 
 log = logging.getLogger("ray.serve")
+
+CopyTo = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
+"""Copies a prefix to another replica. Raises MigrationError, as `Copies.copy`."""
 
 AT_ONCE = 4
 """The number of copies that a replica makes at a time: each holds blocks, and takes staging slots from migrations."""
@@ -45,7 +48,8 @@ class Copies:
         self._lacks = lacks
         self._lease_s = lease_s
         self._on_record = on_record
-        self._running: dict[str, DonorRun] = {}
+        self.outgoing: Outgoing[str, DonorRun] = Outgoing()
+        """The copies under way, by the id of their order."""
         self.made = CopyCounts()
 
     async def copy(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
@@ -58,35 +62,20 @@ class Copies:
         if to == self._world.replica:
             raise Refused("the prefix is on that replica already", Cause.ALREADY_THERE)
         await require_adapter(order.spec, self._lacks)
-        if order.id in self._running:
+        if order.id in self.outgoing:
             raise Refused("this copy is under way already", Cause.ALREADY_MOVING)
-        if len(self._running) >= AT_ONCE:
+        if len(self.outgoing) >= AT_ONCE:
             raise Refused(f"{AT_ONCE} copies from this replica are under way", Cause.NO_SLOT)
-        run = self._running[order.id] = DonorRun(order, self._peer(to), self._world, self._holds, self._lease_s)
+        run = self.outgoing[order.id] = DonorRun(order, self._peer(to), self._world, self._holds, self._lease_s)
         try:
             record = await run.run()
         finally:
-            del self._running[order.id]
+            del self.outgoing[order.id]
         if record.reason is not CopyReason.EVACUATE:
             self.made.add(record)
         self._on_record(record)
         _log_copy(record)
         return record
-
-    @property
-    def pending(self) -> int:
-        """The number of copies under way."""
-        return len(self._running)
-
-    def targets(self) -> set[ReplicaId]:
-        """The targets of the copies under way."""
-        return {run.target for run in self._running.values()}
-
-    def target_lost(self, replica: ReplicaId) -> None:
-        """End the copies to a replica that is gone."""
-        for run in self._running.values():
-            if run.target == replica:
-                run.post(DonorEvent.TARGET_LOST)
 
 
 def _log_copy(record: CopyRecord) -> None:

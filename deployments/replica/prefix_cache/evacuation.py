@@ -13,10 +13,9 @@ from operator import attrgetter
 
 from deployments.engine.port import Engine
 from deployments.replica.prefix_cache.contexts import PastContexts
-from deployments.replica.prefix_cache.copies import AT_ONCE
+from deployments.replica.prefix_cache.copies import AT_ONCE, CopyTo
 from migration.protocol.errors import MigrationError
 from migration.protocol.ports import Clock
-from migration.protocol.record import CopyRecord
 from migration.run.donor import CopyOrder
 from policies.causes import PAIR_FAILURES
 from policies.model import ReplicaId
@@ -24,9 +23,6 @@ from policies.prefix.copies import CopyReason
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
 log = logging.getLogger("ray.serve")
-
-Copy = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
-"""Copies a prefix to another replica. Raises MigrationError, as `Copies.copy`."""
 
 _ENDING_S = 2.0
 """The last part of the grace period, in seconds, in which nothing is copied: the engine ends."""
@@ -80,7 +76,7 @@ class LastCopies:
 class Evacuator:
     """Lists the contexts in the engine's cache, and copies them."""
 
-    def __init__(self, engine: Engine, contexts: PastContexts, copy: Copy, clock: Clock) -> None:
+    def __init__(self, engine: Engine, contexts: PastContexts, copy: CopyTo, clock: Clock) -> None:
         self._engine = engine
         self._contexts = contexts
         self._copy = copy

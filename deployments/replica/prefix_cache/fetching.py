@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
+from migration.concurrency import Tasks
 from migration.protocol.record import CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
@@ -33,16 +34,14 @@ class Fetches:
         self._host = host
         self._moves = moves
         self._copy_here = copy_here
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def submit(
         self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch, then: Move | None = None
     ) -> None:
         """Take a request; it runs in the engine behind the copy, and `then` moves on. Raises Refused."""
         self._moves.submit(spec, hop, outputs, then, fetching=True)
-        task = asyncio.create_task(self._fetch(spec, hop, outputs, fetch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._fetch(spec, hop, outputs, fetch))
 
     async def _fetch(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch) -> None:
         within_s = max(LEAST_S, fetch.within_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deployments.api.calls import PinAnswer, PinRefusal
 from deployments.engine.port import Engine
+from migration.concurrency import Tasks
 from migration.protocol.errors import TransferFailed
 from policies.model import Blocks
 
@@ -32,7 +33,7 @@ class Pins:
         self._budget = Blocks(int(engine.host_blocks * pin_share))
         self._pins: dict[str, _Pin] = {}
         self._pinning = asyncio.Lock()
-        self._expiring: set[asyncio.Task[None]] = set()
+        self._expiring = Tasks()
 
     async def delete(self, names: Collection[int] | None) -> Blocks:
         """Delete the blocks of these names from the prefix cache, None: all; their number. Their pins end.
@@ -105,9 +106,7 @@ class Pins:
         return Blocks(len({block for pin in self._pins.values() for block in pin.names}))
 
     def _expire(self, name: str) -> None:
-        task = asyncio.ensure_future(self._end(name, self._pins[name].expiry))
-        self._expiring.add(task)
-        task.add_done_callback(self._expiring.discard)
+        self._expiring.start(self._end(name, self._pins[name].expiry))
 
     async def _end(self, name: str, expiry: asyncio.TimerHandle) -> None:
         """End a pin, unless it is renewed or ended before its turn comes."""

@@ -6,11 +6,11 @@ moves and other copies, and is dropped if it waits too long.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deployments.replica.prefix_cache.copies import CopyTo
 from migration.protocol.ports import Clock
-from migration.protocol.record import CopyRecord
 from migration.protocol.request import RequestSpec
 from migration.run.donor import CopyOrder
 from policies.model import ReplicaId
@@ -21,8 +21,6 @@ log = logging.getLogger("ray.serve")
 
 WITHIN_S = 5.0
 """The longest copy, in seconds."""
-
-CopyTo = Callable[[CopyOrder, ReplicaId], Awaitable[CopyRecord]]
 
 
 @dataclass(frozen=True, slots=True)

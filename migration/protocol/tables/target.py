@@ -10,7 +10,8 @@ Rules of this file:
   4. CLOSED and OWNED are final. A message that comes late to CLOSED does nothing; CANCEL to OWNED is illegal.
   5. A repeated ADOPT adds nothing. Its answer follows from the state to which the first one has led: ADOPTING answers
      both once the engine has, PROVISIONAL and OWNED confirm, CLOSED refuses. A refusal of what runs here would have the
-     source go on beside it. CLOSED is never left, by ADOPT or PREPARE_FITS: the source may have its refusal, and go on.
+     source go on beside it: so ADD_REQUEST goes on when the call that began it is cancelled. CLOSED is never left, by
+     ADOPT or PREPARE_FITS: the source may have its refusal, and go on.
 """
 
 from collections.abc import Mapping

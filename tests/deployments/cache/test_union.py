@@ -64,7 +64,7 @@ class SmallService:
         del self.reporters[name]
         self.roster.forget(name)
         for other in self.replicas.values():
-            other.moves.target_lost(name)
+            other.moves.outgoing.follow(self.replicas)
         await self.open(f"{name}'")
 
     def submit(self, number: int) -> None:

@@ -47,6 +47,7 @@ from deployments.engine.arguments import USAGE, check_model, engine_args, engine
 from deployments.engine.core import CoreRuns, StepMeter, Take
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie, _why_unmirrored
+from migration.concurrency import Tasks
 from migration.kv.copier.client import Copiers
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
@@ -100,7 +101,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     """An engine over a fake core and stand-ins for copiers."""
     engine = object.__new__(VllmEngine)
     engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
-    engine._filled, engine._ending, engine.blocks_loaded = set(), set(), 0
+    engine._filled, engine._ending, engine.blocks_loaded = set(), Tasks(), 0
     engine._block_size, engine._copiers = 16, copiers
     engine._mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]

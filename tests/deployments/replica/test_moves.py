@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.tokens import expected
 from deployments.replica.moves import Moves
 from migration.protocol.errors import Refused, RequestGone, TransferFailed
-from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import RequestSpec
@@ -120,14 +120,14 @@ async def test_every_migration_is_recorded_once(pair: Pair) -> None:
     assert recorded == ["m committed"]
 
 
-async def test_lost_target_ends_the_moves_to_it_and_no_other(pair: Pair) -> None:
+async def test_move_ends_as_its_target_leaves(pair: Pair) -> None:
     pair.submit(spec(tokens=600))
     pair.b.faults["prepare"] = "silent"
     pair.move(RequestId("r"))
-    pair.a.moves.target_lost(ReplicaId("c"))
+    pair.a.moves.outgoing.follow([A, B])
     await asyncio.sleep(0.01)
     assert pair.a.moves.pending == 1
-    pair.a.moves.target_lost(B)
+    pair.a.moves.outgoing.follow([A])
     record = await pair.settled()
     assert (record.outcome, record.error) == (Outcome.ABORTED, "the target died or is stopping")
     assert runs(pair, "a") == ["r"]
@@ -283,6 +283,29 @@ async def test_adopt_that_is_repeated_before_the_answer_waits_for_it(
     added.set()
     got = await asyncio.gather(*answers, return_exceptions=True)
     assert calls == [1] and [type(each) for each in got] == [type(error)] * 2
+
+
+async def test_adopt_goes_on_without_its_caller(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may have the request already: a refusal of what was repeated would have the source run it, too."""
+    add, proceed = pair.b.host.add, asyncio.Event()
+
+    async def slow(request: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None) -> None:
+        await add(request, hop, outputs, tail)
+        await proceed.wait()
+
+    monkeypatch.setattr(pair.b.host, "add", slow)
+    pair.b.moves.prepare(prepare(pair))
+    first = asyncio.create_task(pair.b.moves.adopt(Adopt("m", 0, ())))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    repeated = asyncio.create_task(pair.b.moves.adopt(Adopt("m", 0, ())))
+    await asyncio.sleep(0.01)
+    assert not repeated.done() and runs(pair) == ["r"]
+    proceed.set()
+    await repeated
+    assert pair.b.moves.attach(RequestId("r"), 1, 0) and runs(pair) == ["r"]
 
 
 async def test_adopt_that_is_repeated_behind_the_end_is_refused(pair: Pair) -> None:

@@ -219,7 +219,9 @@ async def test_calls_wait_for_none_of_the_others(replicas: Offers, peer: Channel
     loaded = asyncio.Event()
     replicas.target.answer = loaded.wait
     loading = asyncio.create_task(peer.load(ROUND))
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while not replicas.target.calls:
+            await asyncio.sleep(0.001)
     replicas.target.answer = None
     await peer.receive(CHUNK)
     assert not loading.done()

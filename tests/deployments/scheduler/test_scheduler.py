@@ -208,13 +208,9 @@ async def place(scheduler: Scheduler, tokens: int, name: str = "x", exclude: str
     return decision
 
 
-async def test_a_call_goes_to_the_pool_that_it_names() -> None:
-    """Two pools, each with a replica `a` and a request `r` of its own. Only one answers for the other's names."""
+async def scheduler_of(fleets: Mapping[PoolId, Fleet]) -> LiveScheduler:
+    """A scheduler of several pools after its first epoch."""
     config = SchedulerConfig.model_construct(policy="best_fit", mode=Mode.OFF, epoch_s=0.0)
-    fleets = {
-        SOLE_POOL: Fleet(make_report("a", 256, (running("r"),)), a=make_record()),
-        PoolId("Other"): Fleet(make_report("a", 5), make_report("b", 256)),
-    }
     ports = [
         PoolPorts(
             pool,
@@ -230,14 +226,22 @@ async def test_a_call_goes_to_the_pool_that_it_names() -> None:
     core = LiveScheduler(ReplicaId("s"), config, 3, ports, now, now, FakeModes())
     await asyncio.sleep(1.0)
     await core._epochs.epoch()
+    return core
+
+
+async def test_a_call_goes_to_the_pool_that_it_names() -> None:
+    """Two pools, each with a replica `a` and a request `r` of its own. Only one answers for the other's names."""
+    fleets = {
+        SOLE_POOL: Fleet(make_report("a", 256, (running("r"),)), a=make_record()),
+        PoolId("Other"): Fleet(make_report("a", 5), make_report("b", 256)),
+    }
+    core = await scheduler_of(fleets)
     calls = tuple(PlaceCall(pool, Arrival(RequestId("x"), Tokens(100)), "x", ()) for pool in fleets)
     assert await core.place(calls) == [Place(ReplicaId("a")), Place(ReplicaId("b"))]
     assert [(await core.view(pool)).replicas.keys() for pool in fleets] == [{"a"}, {"a", "b"}]
     assert [[r["id"] for r in (await core.state(pool))["replicas"]] for pool in fleets] == [["a"], ["a", "b"]]
     await core.record(PoolId("Other"), make_record("m1"))
     assert [len((await core.migrations(pool))["migrations"]) for pool in fleets] == [0, 1]
-    wanted = parsed(merge([await core.metrics()]))["mell_replicas"]
-    assert {pool: n for (pool, _, state), n in wanted.items() if state == "RUNNING"} == {SOLE_POOL: 1, "Other": 2}
     answer = await core.migrate(PoolId("Other"), "m2", "r", None, AUTO)
     assert isinstance(answer, MoveRejected) and answer.status == 404
     assert await core.set_role(SOLE_POOL, "b", None) == MoveRejected(
@@ -245,6 +249,14 @@ async def test_a_call_goes_to_the_pool_that_it_names() -> None:
     )
     with pytest.raises(KeyError):
         await core.view(PoolId("none"))
+
+
+async def test_a_metric_is_one_family_with_the_samples_of_every_pool() -> None:
+    core = await scheduler_of({SOLE_POOL: Fleet(make_report("a")), PoolId("Other"): Fleet(*map(make_report, "ab"))})
+    families = await core.metrics()
+    assert len({family.name for family in families}) == len(families)
+    replicas = parsed(merge([families]))["mell_replicas"]
+    assert {pool: n for (pool, _, state), n in replicas.items() if state == "RUNNING"} == {SOLE_POOL: 1, "Other": 2}
 
 
 # --- placing ------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ async def noise_in_a_block_that_returns_is_noticed(pair: EnginePair) -> None:
         async with asyncio.timeout(20):
             while not (pair["b"].copies.made.ended and noisy):
                 await asyncio.sleep(0.01)
-            while pair["b"].copies.pending:
+            while pair["b"].copies.outgoing:
                 await asyncio.sleep(0.01)
     context = [*prompt, *got, *prompt_of(ASKED, "returned next")]
     assert len(noisy) == 1 and pair["a"].engine.mirror.held(pair.names("a", context, "returned")).hbm == NOISY // BLOCK

@@ -31,10 +31,10 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import SOLE_POOL, Bytes, ReplicaId, RequestId, Tokens
+from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
-from tests.migration.world import LocalPeer, calls_of, loads_no_adapter
+from tests.migration.world import POOL, LocalPeer, calls_of, loads_no_adapter
 
 BLOCK = 4
 SLOT_BLOCKS = 8
@@ -63,7 +63,7 @@ class CachedReplica:
         stats = self.engine.stats()
         free = stats.free_blocks * stats.block_size == stats.capacity_tokens
         return free and not (
-            self.slots.in_use or self.host.reserved_tokens or self.moves.pending or self.copies.pending
+            self.slots.in_use or self.host.reserved_tokens or self.moves.pending or self.copies.outgoing
         )
 
     async def answer(self, spec: RequestSpec) -> tuple[tuple[int, ...], int]:
@@ -99,7 +99,7 @@ def make_cluster(
         engine = PacedEngine("m", read_pace(pace))
         host = RequestHost(engine, Outboxes(clock), clock, room_of(engine))
         slots = Slots(3, SLOT_BLOCKS * engine.fingerprint.shard_bytes, [HostSegment.create])
-        parts = id, SOLE_POOL, host, engine, transport or SharedSlots(), slots
+        parts = id, POOL, host, engine, transport or SharedSlots(), slots
         world = MigrationWorld(*parts, LIMITS, clock, time.time, hides_handed_over)
         moves = Moves(world, host, peer_in(cluster), lease_s)
         copies = Copies(world, engine, peer_in(cluster), loads_no_adapter, lease_s)
@@ -144,6 +144,11 @@ async def test_copied_prefix_is_not_computed_and_gives_the_same_output(
     assert record.bytes > 12 * a.engine.fingerprint.block_bytes
     assert await b.answer(spec) == (first, 48) == (expected(ids(spec), 6), 48)
     assert a.idle and b.idle
+
+
+async def test_record_names_the_pool_of_the_donor(cluster: dict[ReplicaId, CachedReplica]) -> None:
+    record = await cluster[A].copies.copy(order(prompt()), B)
+    assert record.pool == record.to_json()["pool"] == POOL
 
 
 async def test_only_blocks_that_the_target_lacks_are_sent(cluster: dict[ReplicaId, CachedReplica]) -> None:
@@ -254,9 +259,9 @@ async def test_copy_that_takes_too_long_ends(ending: str) -> None:
     b.faults["receive"] = "silent"
     copying = asyncio.create_task(a.copies.copy(order(spec, within_s=0.2 if ending == "deadline" else None), B))
     await asyncio.sleep(0.1)
-    assert not copying.done() and a.copies.targets() == {B} and a.copies.pending == 1
+    assert not copying.done() and [copy.target for copy in a.copies.outgoing.values()] == [B]
     if ending == "target lost":
-        a.copies.target_lost(B)
+        a.copies.outgoing.follow([A])
     record = await copying
     assert record.outcome is CopyOutcome.ABORTED and record.duration_s < 0.25
     assert a.idle and b.idle

@@ -17,7 +17,7 @@ from migration.protocol.record import Outcome
 from migration.protocol.request import Delta, Moved, Moving, RequestSpec
 from migration.run.world import MigrationLimits
 from policies.causes import Cause
-from policies.model import Blocks, Phase, ReplicaId, Tokens
+from policies.model import Blocks, Phase, Tokens
 from policies.plan import Path, Reason
 from tests.deployments.engine.fake_engine import prompt_of
 from tests.migration.run.test_moves import linked
@@ -248,7 +248,7 @@ async def test_request_stays_if_its_target_is_lost(by: str, failed: bool) -> Non
     if by == "stopping":
         pair.b.moves.stop()
     else:
-        pair.a.moves.target_lost(ReplicaId("b"))
+        pair.a.moves.outgoing.follow([pair.a.id])
     record = await pair.settled()
     assert record.outcome is Outcome.ABORTED
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)

@@ -310,7 +310,7 @@ async def test_request_goes_on_if_its_target_is_lost_once_it_was_halted(direct: 
 
     async def lose(request_id: RequestId, hop: int) -> None:
         await halting(request_id, hop)
-        pair.a.moves.target_lost(ReplicaId("b"))
+        pair.a.moves.outgoing.follow([pair.a.id])
         await asyncio.sleep(0.01)
 
     pair.a.host.halt_behind_token = lose  # type: ignore[method-assign,assignment]

@@ -55,7 +55,7 @@ class HandOver:
     def lose(self, name: str) -> None:
         """A replica dies, and Serve tells the others so."""
         self.service.kill(name)
-        self.service.replica("a").moves.target_lost(ReplicaId(name))
+        self.service.replica("a").moves.outgoing.follow(self.service.members.running)
 
     async def over(self) -> MigrationRecord:
         """The record once a has ended the move."""
