@@ -279,6 +279,7 @@ class PacedEngine:
         """Have that many KV blocks from now on. Requests that use more keep theirs until they need another one."""
         self._batch.pool.resize(blocks)
         self._mirror_changes()
+        self._wake()
 
     @property
     def death(self) -> str | None:

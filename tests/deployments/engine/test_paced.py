@@ -264,6 +264,16 @@ async def test_a_smaller_engine_has_less_than_no_room_until_requests_end() -> No
     assert desk.engine.stats().free_blocks == 5
 
 
+async def test_a_larger_engine_admits_what_waits() -> None:
+    desk = await Desk.open()
+    desk.engine.resize(Blocks(2))
+    answer = desk.ask("r", prompt(30), 2)
+    await asyncio.sleep(0.050)
+    assert not answer.tokens and desk.engine.stats().waiting == 1
+    desk.engine.resize(Blocks(16))
+    await desk.done()
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_answers_of_an_engine_whose_size_changes_at_random(seed: int) -> None:
     dice = Random(seed)
