@@ -54,7 +54,7 @@ from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
-from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role, Tokens
+from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
 from tests.deployments.engine.quick_engine import QuickEngine, prompt_of, tie
@@ -101,7 +101,7 @@ class StoppingEngine(QuickEngine):
     ) -> None:
         """See `Engine.add`."""
         if Trait.POOLED in spec.traits:
-            spec = replace(spec, max_tokens=Tokens(1), traits=frozenset())
+            spec = replace(spec, max_tokens=1, traits=frozenset())
             super().add(key, spec, outputs, PoolingSink(sink, prompt_of(spec)), tail)
         else:
             sampling = decode_request(spec.body).sampling

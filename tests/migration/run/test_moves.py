@@ -157,7 +157,7 @@ async def test_a_move_to_a_target_that_has_all_sends_the_tail_only() -> None:
 @pytest.mark.parametrize("claimed", [1, 5, 11, 30])
 async def test_blocks_that_the_target_has_lost_meanwhile_are_computed(claimed: int) -> None:
     pair, request = make_pair(), spec()
-    pair.b.engine.present = lambda *_: HeldPrefix(claimed)  # type: ignore[method-assign]
+    pair.b.engine.present = lambda spec, outputs: HeldPrefix(claimed)  # type: ignore[method-assign]
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     pair.move(request.id)
