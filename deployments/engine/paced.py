@@ -30,7 +30,7 @@ from migration.protocol.core_messages import Adapter, Prefilled, decode_request,
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
 from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import HALTED, Generated, OutputSink, Slot
+from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
 from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
@@ -84,7 +84,7 @@ class PacedEngine:
         self.max_context = Tokens(pace.max_model_len)
         self.tasks: tuple[str, ...] = ("generate",)
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
-        self.links = None
+        self.links: WorkerLinks | None = None
         marks = f"paced|{model}|{pace.max_model_len}", f"paced|{size}"
         self.fingerprint = Fingerprint(*marks, size, token_layouts(size))
         self._pace = pace
@@ -279,6 +279,7 @@ class PacedEngine:
         """Have that many KV blocks from now on. Requests that use more keep theirs until they need another one."""
         self._batch.pool.resize(blocks)
         self._mirror_changes()
+        self._wake()
 
     @property
     def death(self) -> str | None:

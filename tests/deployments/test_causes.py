@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from deployments.engine.paced import PacedEngine
-from deployments.engine.port import Tie
 from deployments.replica.deployment import EngineReplica
 from deployments.scheduler import scaler
 from migration.protocol import errors
@@ -21,6 +20,7 @@ from migration.run.world import MigrationLimits
 from policies.causes import Cause
 from policies.model import RequestId
 from policies.plan import Path
+from tests.deployments.engine.quick_engine import preempt, tie
 from tests.deployments.scheduler.test_scaler import World as ScalerWorld
 from tests.migration.world import Pair, make_pair, spec
 
@@ -152,7 +152,7 @@ async def test_blocks_do_not_arrive(fault: Exception | str, cause: Cause) -> Non
 
 async def test_there_are_no_blocks() -> None:
     pair = await begun()
-    pair.a.engine.preempted.add(f"{R}.0")
+    preempt(pair.a.engine)
     goes_by_tokens(await moved(pair), Cause.BLOCKS_GONE)
 
 
@@ -182,7 +182,7 @@ async def too_long() -> None:
 
 async def not_exact() -> None:
     pair = await begun()
-    pair.b.engine.ties = Tie.SEEDED
+    tie(pair.b.engine)
     pair.b.host.submit(spec(), 1, (1, 2))
 
 
@@ -198,7 +198,7 @@ async def superseded() -> None:
 REFUSALS: list[tuple[Cause, Callable[[], Awaitable[None]]]] = [
     (Cause.ALREADY_MOVING, lambda: order(lambda pair: pair.move(R))),
     (Cause.ALREADY_THERE, lambda: order(lambda pair: None, target="a")),
-    (Cause.IMMOVABLE, lambda: order(lambda pair: setattr(pair.a.engine, "ties", Tie.SEEDED))),
+    (Cause.IMMOVABLE, lambda: order(lambda pair: tie(pair.a.engine))),
     (Cause.IMMOVABLE, not_exact),
     (Cause.TOO_LONG, too_long),
     (Cause.SUPERSEDED, superseded),

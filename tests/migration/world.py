@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.engine.paced import PacedEngine
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
@@ -30,7 +31,7 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import PoolId, ReplicaId, RequestId
 from policies.plan import Move, Reason
-from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.engine.quick_engine import QuickEngine, is_unused
 
 INGRESS = IngressId("ingress")
 POOL = PoolId("Pool")
@@ -92,13 +93,13 @@ class LocalPeer:
 
 
 class Replica:
-    """One replica around a fake engine."""
+    """One replica around a paced engine."""
 
     def __init__(
         self,
         name: str,
         cluster: "dict[ReplicaId, Replica]",
-        engine: FakeEngine,
+        engine: PacedEngine,
         transport: Transport,
         lease_s: float,
         limits: MigrationLimits,
@@ -123,13 +124,11 @@ class Replica:
         """Nothing runs, nothing is held: no request, block, slot, reservation or migration."""
         return not (
             list(self.host.loads())
-            or self.engine._contexts
-            or self.engine.held_tails
             or self.slots.in_use
             or self.host.reserved_tokens
             or self.moves.pending
             or self.copies.outgoing
-            or self.engine.holds
+            or not is_unused(self.engine)
         )
 
 
@@ -236,11 +235,11 @@ def make_pair(
     workers_b: int | None = None,
     slot_blocks: int = SLOT_BLOCKS,
 ) -> Pair:
-    """Two replicas whose streams are read; the engines' knobs are on `pair.a.engine`."""
+    """Two replicas whose streams are read; their engines take `step_s` for a step."""
     cluster: dict[ReplicaId, Replica] = {}
     engines = {
-        "a": FakeEngine(step_s, workers=workers),
-        "b": FakeEngine(step_s, model=model_b, cache=cache_b, workers=workers_b or workers),
+        "a": QuickEngine(step_s, workers=workers),
+        "b": QuickEngine(step_s, model=model_b, cache=cache_b, workers=workers_b or workers),
     }
     for name, engine in engines.items():
         replica = Replica(name, cluster, engine, transport or SharedSlots(), lease_s, limits, slot_blocks)

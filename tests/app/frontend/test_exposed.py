@@ -46,6 +46,7 @@ from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.frontend.conftest import CONTEXT, FrontendApi, config, serving
 from tests.app.ingress.fakes import Exchange, events, eventually, make_service
 from tests.counts import LONG
+from tests.deployments.engine.quick_engine import set_pace
 from tests.deployments.metrics.test_exposition import parsed
 from tests.migration.world import INGRESS
 
@@ -372,13 +373,13 @@ async def test_a_late_stream_ends_with_an_error(served: FrontendApi, path: str) 
 async def test_the_request_of_a_late_call_ends_with_it(served: FrontendApi, stream: bool) -> None:
     exposed, engines = Exposed(served, request_timeout_s=0.5), [r.engine for r in served.service.replicas.values()]
     for engine in engines:
-        engine.step_s = 0.05
+        set_pace(engine, decode_s=0.05)
     try:
         await exposed.post(COMPLETIONS, stream=stream, max_tokens=400)
         await eventually(lambda: not exposed.service.streams.count, within_s=2)  # of the 20 s that it would run
     finally:
         for engine in engines:
-            engine.step_s = 0.002
+            set_pace(engine, decode_s=0.002)
     await exposed.service.idle()
 
 

@@ -15,8 +15,8 @@ from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId
 from tests.app.frontend.conftest import CONTEXT, POOLING, FrontendApi, config, serving
-from tests.app.ingress.fakes import Exchange, eventually, make_service
-from tests.deployments.engine.fake_engine import pooled
+from tests.app.ingress.fakes import Exchange, eventually, make_service, pooled
+from tests.deployments.engine.quick_engine import set_pace
 from tests.migration.world import INGRESS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -113,7 +113,7 @@ async def test_a_request_on_a_replica_that_dies_is_sent_to_another(slow: Fronten
     answering = asyncio.create_task(embed(slow, input=INPUTS))
     a, b = slow.service.replica("a"), slow.service.replica("b")
     await eventually(lambda: len(a.host._runs) == len(INPUTS))
-    b.engine.step_s = 0.001
+    set_pace(b.engine, decode_s=0.001)
     slow.service.kill("a")
     assert await answering == [pooled(tokens) for tokens in INPUTS]
     await slow.service.idle()

@@ -1,4 +1,4 @@
-"""A whole service in one process: real streams, hosts and migrations over fake engines, wires and scheduler.
+"""A whole service in one process: real streams, hosts and migrations over paced engines; wires and scheduler are fakes.
 
 Knobs are plain attributes: a replica is killed, a wire is cut, a call is made to fail, the scheduler is silenced.
 """
@@ -8,8 +8,8 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -40,10 +40,10 @@ from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, Tail
-from migration.protocol.ports import Generated, Loss
+from migration.protocol.ports import Generated, Loss, OutputSink
 from migration.protocol.reading import Output, Reader
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId, RequestSpec
+from migration.protocol.request import IngressId, RequestSpec, Trait
 from migration.protocol.rounds import CopyLimits
 from migration.run.donor import CopyOrder
 from migration.run.reader import NotServed, ReaderRun
@@ -57,7 +57,7 @@ from policies.decision.placement import Decision, NoReplica, Place, PlacingView
 from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
-from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
+from tests.deployments.engine.quick_engine import QuickEngine, prompt_of, tie
 from tests.deployments.scheduler.fakes import FakeMembership
 from tests.migration import world
 from tests.migration.world import INGRESS, POOL, spec
@@ -70,35 +70,96 @@ MAX_CONTEXT = 1024
 LOOPBACK = ("127.0.0.1", 4711)
 
 
-class StoppingEngine(FakeEngine):
-    """A fake engine that observes `stop_token_ids`, from `min_tokens` on; a `script` replaces its tokens."""
+def pooled(tokens: Sequence[int]) -> list[float]:
+    """The vector of a pooled prompt."""
+    return [float(len(tokens)), float(sum(tokens)), tokens[0] / 8, -tokens[-1] / 8]
+
+
+def encode_pooled(vector: Sequence[float]) -> bytes:
+    """The rest of a step with this vector, as vLLM's core sends it."""
+    import torch
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+    from deployments.engine.core import RestEncoder
+
+    output = EngineCoreOutput("", [], pooling_output=torch.tensor(vector), finish_reason=FinishReason.STOP)
+    rest = RestEncoder().encode(output, 0.0)
+    assert rest is not None
+    return rest
+
+
+class StoppingEngine(QuickEngine):
+    """An engine that observes `stop_token_ids`, from `min_tokens` on; a `script` replaces its tokens.
+
+    A pooled prompt takes one step.
+    """
 
     script: tuple[int, ...] | None = None
 
-    async def drawn(
-        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
-    ) -> AsyncGenerator[Generated]:
-        count = len(outputs)
-        sampling = decode_request(spec.body).sampling
-        stops, least = sampling.get("stop_token_ids", ()), sampling.get("min_tokens", 0)
-        async with contextlib.aclosing(super().drawn(key, spec, outputs, tail)) as steps:
-            async for step in steps:
-                count += len(step.tokens)
-                if self.script is not None:
-                    # Its KV blocks hold the scripted tokens, too.
-                    self._contexts[key][-1] = self.script[count - 1]
-                    step = structs.replace(step, tokens=(self.script[count - 1],))
-                    if count == len(self.script):
-                        yield structs.replace(step, finish="stop")
-                        return
-                if step.tokens and step.tokens[-1] in stops and count >= least:
-                    yield structs.replace(step, finish="stop")
-                    return
-                yield step
+    def add(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
+    ) -> None:
+        """See `Engine.add`."""
+        if Trait.POOLED in spec.traits:
+            spec = replace(spec, max_tokens=1, traits=frozenset())
+            super().add(key, spec, outputs, PoolingSink(sink, prompt_of(spec)), tail)
+        else:
+            sampling = decode_request(spec.body).sampling
+            stops, least = sampling.get("stop_token_ids", ()), sampling.get("min_tokens", 0)
+            super().add(key, spec, outputs, StoppingSink(self, key, stops, least, len(outputs), sink), tail)
+
+    def replace_last(self, key: str, token: int) -> None:
+        """Have the newest token of a run be another one, in its KV blocks, too."""
+        if (output := self._outputs.get(key)) is not None:
+            output.sequence.context[-1] = token
+
+
+@dataclass
+class PoolingSink:
+    """Implements `OutputSink`: makes the step of a prompt that of a pooled one."""
+
+    sink: OutputSink
+    prompt: tuple[int, ...]
+
+    def take(self, step: Generated) -> None:
+        self.sink.take(Generated((), "stop", encode_pooled(pooled(self.prompt))))
+
+    def fail(self, error: Exception) -> None:
+        self.sink.fail(error)
+
+
+@dataclass
+class StoppingSink:
+    """Implements `OutputSink`: ends a run of `count` tokens so far with its stop, and follows the engine's script."""
+
+    engine: StoppingEngine
+    key: str
+    stops: Sequence[int]
+    least: int
+    count: int
+    sink: OutputSink
+
+    def take(self, step: Generated) -> None:
+        self.count += 1
+        script = self.engine.script
+        if script is not None:
+            token = script[self.count - 1]
+            self.engine.replace_last(self.key, token)
+            step = structs.replace(step, tokens=(token,))
+        stopped = step.tokens[-1] in self.stops and self.count >= self.least
+        if stopped or (script is not None and self.count == len(script)):
+            self.engine.abort(self.key)
+            step = structs.replace(step, finish="stop")
+        self.sink.take(step)
+
+    def fail(self, error: Exception) -> None:
+        self.sink.fail(error)
 
 
 class Replica(world.Replica):
     """A replica that can die: then it neither answers nor sends."""
+
+    engine: StoppingEngine
 
     def __init__(
         self, name: str, cluster: "dict[ReplicaId, Replica]", step_s: float, lease_s: float, limits: MigrationLimits
@@ -379,13 +440,13 @@ class Service:
     def say(self, tokens: Sequence[int]) -> None:
         """Make these tokens every answer; the last one ends it."""
         for replica in self.replicas.values():
-            assert isinstance(replica.engine, StoppingEngine)
             replica.engine.script = tuple(tokens)
 
     def kill(self, name: str, noticed: bool = True) -> None:
         """Kill a replica's process; `noticed`: Serve's controller also notices."""
         replica = self.replica(name)
-        replica.dead = replica.engine.dead = True
+        replica.dead = True
+        replica.engine.shutdown()
         self.wires.cut(name, PeerLost(f"replica {name} died"))
         if noticed:
             self.members.become(*(r for r in self.members.running if r != name))
@@ -393,7 +454,7 @@ class Service:
     def tie(self, why: Tie = Tie.SEEDED) -> None:
         """Make every request immovable."""
         for replica in self.replicas.values():
-            replica.engine.ties = why
+            tie(replica.engine, why)
 
     def move(self, request: RequestId, to: str, path: PathRequest = PathRequest.KV) -> MigrationRecord:
         """Begin to move a request from its current replica."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from random import Random
-from typing import cast
 
 import pytest
 
@@ -19,7 +18,6 @@ from policies.model import SOLE_POOL, Blocks, ReplicaId, ReplicaLoad, ReplicaSta
 from policies.plan import Reason
 from policies.prefix.change import Tier
 from policies.prefix.tree import PromptTree
-from tests.deployments.engine.fake_engine import FakeEngine
 from tests.migration.world import INGRESS, LIMITS, Replica
 
 PACE = {
@@ -49,7 +47,7 @@ class SmallService:
         self.readers: list[asyncio.Task[None]] = []
 
     async def open(self, name: str) -> None:
-        engine = cast(FakeEngine, await PacedEngine.start("model", PACE))
+        engine = await PacedEngine.start("model", PACE)
         replica = Replica(name, self.replicas, engine, SharedSlots(), 0.2, LIMITS)
         self.replicas[replica.id], self.reporters[replica.id] = replica, Reporter()
         self.readers.append(asyncio.create_task(self._read(replica)))
@@ -104,7 +102,7 @@ class SmallService:
     def check_mirrors(self) -> None:
         """The mirror of every replica has what its engine's pool has."""
         for name, replica in self.replicas.items():
-            named = cast(PacedEngine, replica.engine)._batch.pool.named
+            named = replica.engine._batch.pool.named
             assert replica.engine.mirror.exact and replica.engine.mirror.hbm.counts == dict.fromkeys(named, 1), name
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -24,7 +24,7 @@ from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.names import digests, name_of
-from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs, prompt_of
+from tests.deployments.engine.quick_engine import expected_logprobs, prompt_of
 from tests.migration.world import LIMITS, Pair, Replica, spec
 from tests.virtual_time import virtual_loop
 
@@ -262,6 +262,16 @@ async def test_a_smaller_engine_has_less_than_no_room_until_requests_end() -> No
     assert (stats.capacity_tokens, stats.nominal_tokens, stats.free_blocks) == (20, 64, -3)
     await desk.done("r")
     assert desk.engine.stats().free_blocks == 5
+
+
+async def test_a_larger_engine_admits_what_waits() -> None:
+    desk = await Desk.open()
+    desk.engine.resize(Blocks(2))
+    answer = desk.ask("r", prompt(30), 2)
+    await asyncio.sleep(0.050)
+    assert not answer.tokens and desk.engine.stats().waiting == 1
+    desk.engine.resize(Blocks(16))
+    await desk.done()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -593,7 +603,7 @@ async def test_migration_protocol_moves_a_request_between_paced_engines(when: st
     cluster: dict[ReplicaId, Replica] = {}
     for name in ("a", "b"):
         engine = await PacedEngine.start("model", pace)
-        replica = Replica(name, cluster, cast(FakeEngine, engine), SharedSlots(), 1.0, LIMITS)
+        replica = Replica(name, cluster, engine, SharedSlots(), 1.0, LIMITS)
         cluster[replica.id] = replica
     pair = Pair(cluster[ReplicaId("a")], cluster[ReplicaId("b")])
     pair.readers = [asyncio.create_task(pair.read(replica)) for replica in cluster.values()]
@@ -611,12 +621,12 @@ async def test_migration_protocol_moves_a_request_between_paced_engines(when: st
     assert (record.waited_s > 0) is (when == "prefilling") is (record.rounds > 3)
 
 
-async def test_logprobs_equal_those_of_the_fake_engine() -> None:
+async def test_logprobs_follow_from_the_context() -> None:
     engine, request = await PacedEngine.start("model", PACE), prompt(8)
     async with running(engine, "r", plain_spec("r", request, 10, logprobs=2)) as run:
         steps = [step async for step in run]
     given = [decode_logprobs(step.rest or b"") for step in steps]
-    assert given == [decode_logprobs(rest) for _, rest in expected_logprobs(request, 10, 2)]
+    assert given == expected_logprobs(request, 10, 2)
     async with running(engine, "s", plain_spec("s", request, 10)) as run:
         plain = [step async for step in run]
     assert [step.tokens for step in plain] == [step.tokens for step in steps]

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, InvalidRequest, RequestFailed, Tie
+from deployments.engine.tokens import pack
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
-from migration.kv.cache_events import BlocksStored
 from migration.protocol.core_messages import Adapter, Prefilled
 from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
@@ -18,7 +18,7 @@ from migration.protocol.ports import HALTED, Generated, OutputSink
 from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent, Trait
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, RequestId, Tokens
-from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.engine.quick_engine import QuickEngine, prompt_of, tie
 from tests.migration.shards import shards
 from tests.migration.world import spec
 
@@ -26,7 +26,7 @@ R = RequestId("r")
 HERE = spec().ingress
 
 
-class StepEngine(FakeEngine):
+class StepEngine(QuickEngine):
     """Makes the steps that a test orders."""
 
     def __init__(self) -> None:
@@ -35,6 +35,7 @@ class StepEngine(FakeEngine):
         self.tails: list[Tail | None] = []
         self.discarded: list[str] = []
         self.ended: list[str] = []
+        self.halting: set[str] = set()
         self.waiting = 0
         self._sinks: dict[str, OutputSink] = {}
 
@@ -229,11 +230,11 @@ async def test_reader_learns_of_a_loss_when_the_engine(step: Exception, event: L
 
 async def test_a_replica_whose_engine_has_died_takes_nothing() -> None:
     desk = await running()
-    desk.engine.dead = True
+    desk.engine.shutdown()
     desk.host.stopping = True
     desk.host.stopping = False  # It is called back.
     for take in (lambda: desk.host.submit(spec("other"), 0, ()), lambda: desk.host.accept(prepare("moved"))):
-        with pytest.raises(Stopping, match="the engine died: killed by a test"):
+        with pytest.raises(Stopping, match="the engine died: it was shut down"):
             take()
 
 
@@ -651,7 +652,7 @@ async def test_run_under_another_hop_is_another_run(call: str) -> None:
 async def test_request_that_the_engine_cannot_continue_stays() -> None:
     desk = await running()
     assert desk.host.why_immovable(R) is None
-    desk.engine.ties = Tie.SEEDED
+    tie(desk.engine)
     assert desk.host.why_immovable(R) is Tie.SEEDED
     assert [load.immovable for load in desk.host.loads()] == [Tie.SEEDED]
 
@@ -665,7 +666,7 @@ async def test_a_pooled_request_stays_whatever_its_engine_is() -> None:
 
 async def test_request_that_the_engine_cannot_continue_may_begin_there() -> None:
     desk = make_desk()
-    desk.engine.ties = Tie.SEEDED
+    tie(desk.engine)
     desk.host.submit(spec(), 0, ())
     with pytest.raises(Refused, match=r"exactly \(seeded sampling"):
         desk.host.submit(spec("other"), 0, (1,))
@@ -697,7 +698,7 @@ async def test_room_is_that_of_the_engine_less_promised_room() -> None:
 async def sharing(cached: int = 10, room: int = 12) -> Desk:
     """A desk with little room, whose request r decodes behind a prompt of ten blocks, of which so many are cached."""
     desk = await running(1, room=room)
-    desk.engine._mirror(BlocksStored(list(desk.engine.names(spec(), ()))[:cached]))
+    desk.engine._batch.take_in([*prompt_of(spec())], 0, pack(prompt_of(spec())[: 4 * cached]))
     return desk
 
 

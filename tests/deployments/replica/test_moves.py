@@ -19,7 +19,7 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 from policies.plan import Path, Reason
-from tests.deployments.engine.fake_engine import prompt_of
+from tests.deployments.engine.quick_engine import prompt_of
 from tests.migration.world import Pair, make_pair, spec
 
 A, B = ReplicaId("a"), ReplicaId("b")

@@ -23,7 +23,7 @@ from policies.paths.prices import Profile
 from policies.plan import Path, Reason
 from simulator.command.replay import play
 from simulator.workload.recording import read_recording
-from tests.deployments.engine.fake_engine import prompt_of
+from tests.deployments.engine.quick_engine import prompt_of, set_pace
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
     FakeListing,
@@ -91,7 +91,8 @@ def replayed(folder: FilePath) -> tuple[int, bool]:
 
 async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp_path: FilePath) -> None:
     pair = make_pair(step_s=0.02)
-    pair.a.engine.prefill_tokens = pair.b.engine.prefill_tokens = 8
+    for replica in (pair.a, pair.b):
+        set_pace(replica.engine, max_num_batched_tokens=8)
     config = SchedulerConfig(
         policy="best_fit", mode=Mode.ACT, epoch_s=0.5, bounds=(2, 2), prefill_replicas=1, record=str(tmp_path)
     )

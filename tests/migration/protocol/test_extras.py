@@ -2,11 +2,12 @@
 
 import pytest
 
+from migration.protocol.core_messages import Prefilled, decode_logprobs, encode_prefilled
 from migration.protocol.cursor import Cursor
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import Delta, Moved
 from policies.model import RequestId
-from tests.deployments.engine.fake_engine import expected_logprobs, prompt_of
+from tests.deployments.engine.quick_engine import expected_logprobs, prompt_of
 from tests.migration.world import make_pair, spec
 
 R = RequestId("r")
@@ -62,15 +63,17 @@ async def test_moved_request_has_the_logprobs_of_an_unmoved_one(path: PathReques
     pair.move(request.id, path=path)
     await pair.finished(cursor)
     assert cursor.hop == 1
-    assert tuple(cursor.extras) == expected_logprobs(prompt_of(request), 200, 3)
+    assert [index for index, _ in cursor.extras] == [*range(200)]
+    assert [decode_logprobs(rest) for _, rest in cursor.extras] == expected_logprobs(prompt_of(request), 200, 3)
     for reader in pair.readers:
         reader.cancel()
 
 
-async def test_request_of_tokens_alone_carries_no_extras() -> None:
+async def test_request_of_tokens_alone_carries_the_figures_of_its_prefill() -> None:
     pair = make_pair()
     await pair.finished(cursor := pair.submit(spec()))
     deltas = [event for event in pair.events if isinstance(event, Delta)]
-    assert deltas and all(delta.extras == () for delta in deltas) and not cursor.extras
+    figures = ((0, encode_prefilled(Prefilled(40, 0))),)
+    assert tuple(cursor.extras) == deltas[0].extras == figures and not any(delta.extras for delta in deltas[1:])
     for reader in pair.readers:
         reader.cancel()

@@ -12,6 +12,7 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
+from tests.deployments.engine.quick_engine import set_pace
 from tests.migration.world import POOL, Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
@@ -65,7 +66,7 @@ async def test_a_request_resumes_with_the_first_token_of_the_target(path: PathRe
     add = pair.b.host.add
 
     async def slow(*args: Any) -> None:
-        pair.b.engine.step_s = SLOW_S
+        set_pace(pair.b.engine, decode_s=SLOW_S)
         await add(*args)
 
     pair.b.host.add = slow  # type: ignore[method-assign,assignment]
@@ -78,7 +79,7 @@ async def test_a_request_resumes_with_the_first_token_of_the_target(path: PathRe
 async def test_the_source_is_done_with_a_request_before_it_resumes() -> None:
     """Neither a stop of the source nor another move waits for the record."""
     pair = make_pair()
-    pair.b.engine.step_s = 10 * SLOW_S
+    set_pace(pair.b.engine, decode_s=10 * SLOW_S)
     await moving(pair, TOKENS)
     async with asyncio.timeout(5):
         while pair.b.host._runs.get(R) is None or pair.a.moves.pending:
@@ -100,7 +101,7 @@ async def test_without_the_targets_report_the_record_has_no_resumption(fault: Ex
 
 async def test_a_request_that_ends_before_it_resumes_leaves_the_record_without() -> None:
     pair = make_pair()
-    pair.b.engine.step_s = 10 * SLOW_S
+    set_pace(pair.b.engine, decode_s=10 * SLOW_S)
     await moving(pair, TOKENS)
     async with asyncio.timeout(5):
         while pair.a.moves.pending or R not in pair.b.host._runs:

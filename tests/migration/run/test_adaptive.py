@@ -1,29 +1,23 @@
 """Estimates beside real migrations, over links that are held to a speed, between engines that take time to prefill."""
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from deployments.config import MigrationSettings
 from deployments.scheduler.dispatch import report_of
-from migration.protocol.messages import ONLY, PathRequest, Tail
-from migration.protocol.ports import Generated
+from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
-from migration.protocol.request import RequestSpec
 from migration.run.source import Order
 from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
-from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.choice import Choice
 from policies.paths.estimates import Boundaries, Estimates
 from policies.paths.prices import Prices, Profile
 from policies.plan import Move, Reason
-from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
+from tests.deployments.engine.quick_engine import set_pace
 from tests.integration import faults
 from tests.integration.faults import Fault
 from tests.migration.world import Pair, make_pair, spec
@@ -34,25 +28,6 @@ A, B = ReplicaId("a"), ReplicaId("b")
 PROMPT = 200
 HOPEFUL = Line.of(1e9, 0.01)
 """A link of which the best is expected."""
-
-
-class Prefilling(FakeEngine):
-    """Takes `token_s` seconds for each token of a context that its prefix cache has no block of."""
-
-    token_s = 0.0
-
-    async def drawn(
-        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
-    ) -> AsyncGenerator[Generated]:
-        """See `FakeEngine`."""
-        context, size = prompt_of(spec) + outputs, self.fingerprint.block_size
-        cached = 0
-        while context[: cached + size] in self._cache:
-            cached += size
-        await asyncio.sleep((len(context) - cached) * self.token_s)
-        async with contextlib.aclosing(super().drawn(key, spec, outputs, tail)) as steps:
-            async for step in steps:
-                yield step
 
 
 @pytest.fixture
@@ -67,15 +42,15 @@ def switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(token_s: float = 0.0) -> Pair:
     """Two replicas over the transport whose speed can be switched; b prefills, a does at once."""
     pair = make_pair(transport=faults.make(MigrationSettings()))
-    pair.b.engine.__class__ = Prefilling
-    pair.b.engine.token_s = token_s  # type: ignore[attr-defined]
+    if token_s:
+        set_pace(pair.b.engine, prefill_tokens_per_s=1 / token_s)
     return pair
 
 
 def make_estimates(pair: Pair) -> Estimates:
     """Estimates that hope for the best of links, and have the formula of the steps of b."""
     estimates = Estimates(Boundaries(), 1.0, Prices(HOPEFUL))
-    estimates.follow(ReplicaSpeed(StepCosts(proportional(pair.b.engine.token_s))))  # type: ignore[attr-defined]
+    estimates.follow(ReplicaSpeed(pair.b.engine._costs))
     for replica in (pair.a, pair.b):
         marks = replica.engine.fingerprint
         estimates.profile(replica.id, Profile("node", marks.cache, marks.block_bytes / marks.block_size))

@@ -19,7 +19,7 @@ from migration.run.world import MigrationLimits
 from policies.causes import Cause
 from policies.model import Blocks, Phase, Tokens
 from policies.plan import Path, Reason
-from tests.deployments.engine.fake_engine import prompt_of
+from tests.deployments.engine.quick_engine import preempt, prompt_of, set_pace
 from tests.migration.run.test_moves import linked
 from tests.migration.world import LIMITS, Pair, make_pair, spec
 
@@ -30,7 +30,8 @@ CHUNK, STEP_S = 16, 0.01
 def prefilling(prompt: int = 100, tokens: int = 60, *, direct: bool = False) -> tuple[Pair, RequestSpec, Cursor]:
     """A pair, and a request on a that takes seven steps to its first token."""
     pair = linked(step_s=STEP_S)[0] if direct else make_pair(step_s=STEP_S)
-    pair.a.engine.prefill_tokens, pair.b.engine.step_s = CHUNK, STEP_S / 10
+    set_pace(pair.a.engine, max_num_batched_tokens=CHUNK)
+    set_pace(pair.b.engine, decode_s=STEP_S / 10)
     request = spec(prompt=prompt, tokens=tokens)
     return pair, request, pair.submit(request)
 
@@ -129,6 +130,7 @@ async def test_target_that_has_all_blocks_is_sent_none() -> None:
     pair.move(request.id)
     await pair.settled()
     await pair.finished(cursor)
+    await pair.a.engine.reset_prefix_cache()
     again = replace(request, id=spec("again").id)
     cursor, gathered = pair.submit(again), noted_gathers(pair)
     await steps(1.5)
@@ -158,8 +160,8 @@ async def test_corrupted_block_of_a_prefill_changes_the_output() -> None:
 
 async def test_request_that_waits_goes_by_tokens_at_once() -> None:
     pair, request, cursor = prefilling()
-    pair.a.engine.preempted.add(f"{request.id}.0")
     await steps(1.5)
+    preempt(pair.a.engine)
     pair.move(request.id)
     record = await pair.settled()
     assert (record.path, record.cause, record.waited_s) == ("tokens", Cause.BLOCKS_GONE, 0.0)
@@ -169,12 +171,12 @@ async def test_request_that_waits_goes_by_tokens_at_once() -> None:
 
 async def test_request_that_waits_on_a_replica_for_prefills_is_followed() -> None:
     pair, request, cursor = prefilling()
-    pair.a.engine.preempted.add(f"{request.id}.0")
     await steps(1.5)
+    preempt(pair.a.engine)
     pair.move(request.id, reason=Reason.DISAGGREGATE)
     await steps(1)
     assert state(pair) == "follow"
-    pair.a.engine.preempted.clear()
+    pair.a.engine.resize(Blocks(100))
     record = await pair.settled()
     assert (record.path, record.blocks, record.tokens) == ("kv", 24, 101)
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
@@ -188,8 +190,8 @@ async def test_request_that_is_preempted_meanwhile_is_followed_on() -> None:
     async def preempted(key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         fails[0] -= 1
         if fails[0] == 0:
-            engine.preempted.add(key)
-            asyncio.get_running_loop().call_later(STEP_S, engine.preempted.clear)
+            preempt(engine)
+            asyncio.get_running_loop().call_later(STEP_S, engine.resize, Blocks(100))
         return await gather(key, first, last, slots)
 
     engine.gather = preempted  # type: ignore[method-assign]
@@ -328,7 +330,8 @@ def slow(
 ) -> tuple[Pair, RequestSpec, Cursor]:
     """A request on a whose prefill takes seven steps of `step_s` seconds."""
     pair = make_pair(step_s=step_s, lease_s=lease_s, limits=limits)
-    pair.a.engine.prefill_tokens, pair.b.engine.step_s = CHUNK, 0.001
+    set_pace(pair.a.engine, max_num_batched_tokens=CHUNK)
+    set_pace(pair.b.engine, decode_s=0.001)
     request = spec(prompt=prompt, tokens=2)
     return pair, request, pair.submit(request)
 
@@ -403,7 +406,7 @@ async def test_prefill_that_does_not_go_on_costs_the_blocks_and_then_the_move(st
     """The request loses nothing."""
     pair, request, cursor = slow(0.4, replace(LIMITS, prefill_s=0.75), step_s=0.5, prompt=40)
     await asyncio.sleep(0.6)
-    pair.a.engine.step_s = step_s
+    set_pace(pair.a.engine, decode_s=step_s)
     pair.move(request.id)
     await asyncio.sleep(0.5)
     assert state(pair) == "follow"
@@ -412,7 +415,7 @@ async def test_prefill_that_does_not_go_on_costs_the_blocks_and_then_the_move(st
     record = await pair.settled()
     assert (record.outcome, record.cause) == (outcome, Cause.PREFILL_TIMEOUT)
     assert outcome is Outcome.ABORTED or record.path == "tokens"
-    pair.a.engine.step_s = 0.001
+    set_pace(pair.a.engine, decode_s=0.001)
     assert await pair.finished(cursor) == expected(prompt_of(request), 2)
     await pair.both_idle()
 

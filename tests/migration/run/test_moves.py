@@ -1,4 +1,4 @@
-"""One migration between two replicas with fake engines: paths, faults at every step, ends at every moment."""
+"""One migration between two replicas with paced engines: paths, faults at every step, ends at every moment."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.port import Tie
+from deployments.engine.paced import PacedEngine
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.continuing import plain_spec
@@ -16,7 +16,7 @@ from migration.protocol.layouts import Resharding
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot, Transport
 from migration.protocol.record import CopyOutcome, Outcome
-from migration.protocol.request import Doubt, Moving, RequestSpec
+from migration.protocol.request import Doubt, Moving, RequestSpec, Trait
 from migration.protocol.rounds import CopyLimits
 from migration.run.donor import CopyOrder
 from migration.run.world import MigrationLimits
@@ -24,7 +24,8 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, Phase, ReplicaId, RequestId
 from policies.prefix.copies import CopyReason
-from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
+from policies.prefix.tree import HeldPrefix
+from tests.deployments.engine.quick_engine import blocks_of, preempt, prompt_of, tie
 from tests.migration.world import INGRESS, LIMITS, Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
@@ -44,6 +45,18 @@ async def test_output_of_a_moved_request_is_that_of_an_unmoved_one(path: PathReq
     await pair.both_idle()
 
 
+def compiling(pair: Pair, seconds: float, accepts: bool = True) -> None:
+    """Have b compile a grammar for that long, and continue it or not."""
+
+    async def check_grammar(spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        assert Trait.STRUCTURED in spec.traits
+        await asyncio.sleep(seconds)
+        if not accepts:
+            raise Refused("the engine cannot continue the grammar", Cause.GRAMMAR)
+
+    pair.b.engine.check_grammar = check_grammar  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("compiles_s", "accepts", "error"),
     [
@@ -57,7 +70,7 @@ async def test_a_request_stays_where_it_is_if_the_target_cannot_continue_its_gra
     compiles_s: float, accepts: bool, error: str | None
 ) -> None:
     pair = make_pair(limits=replace(LIMITS, adopt_s=0.8))
-    pair.b.engine.grammar_s, pair.b.engine.refuses_grammars = compiles_s, not accepts
+    compiling(pair, compiles_s, accepts)
     request = spec(tokens=900, structured_outputs={"regex": "a"})
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
@@ -72,7 +85,7 @@ async def test_a_request_stays_where_it_is_if_the_target_cannot_continue_its_gra
 
 async def test_a_request_that_ends_while_the_target_tries_its_grammar_leaves_no_room_kept() -> None:
     pair = make_pair()
-    pair.b.engine.grammar_s = 0.4
+    compiling(pair, 0.4)
     request = spec(structured_outputs={"regex": "a"})
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
@@ -144,7 +157,7 @@ async def test_a_move_to_a_target_that_has_all_sends_the_tail_only() -> None:
 @pytest.mark.parametrize("claimed", [1, 5, 11, 30])
 async def test_blocks_that_the_target_has_lost_meanwhile_are_computed(claimed: int) -> None:
     pair, request = make_pair(), spec()
-    pair.b.engine.evicted_unseen = claimed
+    pair.b.engine.present = lambda spec, outputs: HeldPrefix(claimed)  # type: ignore[method-assign]
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     pair.move(request.id)
@@ -203,9 +216,9 @@ def chunks_received(pair: Pair) -> list[int]:
 
 
 class FakeLinks:
-    """The links of a fake engine's workers to those of `other`; faults are knobs."""
+    """The links of an engine's workers to those of `other`; faults are knobs."""
 
-    def __init__(self, own: FakeEngine, other: FakeEngine, address: str) -> None:
+    def __init__(self, own: PacedEngine, other: PacedEngine, address: str) -> None:
         self.addresses: tuple[str, ...] = (address,)
         self.reachable = True
         self.fault: Exception | None = None
@@ -361,7 +374,7 @@ async def test_request_is_not_handed_over_before_its_blocks_are_confirmed(late: 
     pair.move(request.id)
     record = await pair.settled()
     assert ready == [True] and record.path == ("kv" if late == "the confirmation" else "tokens")
-    assert links.held and pair.b.engine.held_tails == 0
+    assert links.held and pair.b.engine._slots.held_tails == 0
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
@@ -553,14 +566,11 @@ async def test_requests_move_by_tokens_between_other_caches() -> None:
 @pytest.mark.parametrize(("workers", "workers_b"), [(2, 1), (1, 2)])
 async def test_prefixes_are_copied_between_unlike_numbers_of_workers(workers: int, workers_b: int) -> None:
     pair, request = make_pair(workers=workers, workers_b=workers_b), spec(prompt=40)
-    cursor = pair.submit(request, on="b")
-    await pair.until(cursor, 10)
-    pair.move(request.id, "b", "a", KV)  # A fake engine caches the blocks that it has loaded.
-    assert (await pair.settled("b")).path == "kv"
-    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.finished(pair.submit(request))
     record = await pair.a.copies.copy(CopyOrder("c", request, CopyReason.MANUAL), pair.b.id)
     assert (record.outcome, record.held, record.present) == (CopyOutcome.DONE, 10, 0), record
-    assert pair.b.engine._cache == {key: held for key, held in pair.a.engine._cache.items() if len(key) <= 40}
+    held = blocks_of(pair.a.engine)
+    assert blocks_of(pair.b.engine) == {name: held[name] for name in pair.a.engine.names(request, ())}
     await pair.both_idle()
 
 
@@ -601,14 +611,23 @@ async def test_stop_and_copy_moves_everything_in_the_pause() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_target_computes_only_the_tokens_behind_the_tail(workers: int) -> None:
-    pair, request = make_pair(workers=workers), spec(prompt=41)
+    pair, request, tails = make_pair(workers=workers), spec(prompt=41), list[Tail]()
+    hold = pair.b.engine.hold
+
+    async def noted(tail: Tail, slots: Sequence[SlotRef], cuts: Resharding | None = None) -> None:
+        tails.append(tail)
+        await hold(tail, slots, cuts)
+
+    pair.b.engine.hold = noted  # type: ignore[method-assign]
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     pair.move(request.id)
     record = await pair.settled()
-    (end,) = pair.b.engine.tail_ends
-    assert record.tokens is not None and 1 <= record.tokens - end <= 3
-    assert end % pair.a.engine.fingerprint.block_size, "its last block is not full"
+    (read,) = tails
+    assert record.tokens is not None and 1 <= record.tokens - read.tokens <= 3
+    assert read.tokens % 4, "its last block is not full"
+    computed = record.tokens - read.tokens
+    assert pair.b.engine.stats().steps.prefilled == (computed if computed > 1 else 0), "a single token is decoded"
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
@@ -661,7 +680,8 @@ async def test_tail_behind_blocks_that_were_evicted_is_not_read() -> None:
 
     pair.b.host.add = evict  # type: ignore[method-assign]
     pair.move(request.id)
-    assert (await pair.settled()).path == "kv" and pair.b.engine.tail_ends == []
+    assert (record := await pair.settled()).path == "kv"
+    assert pair.b.engine.stats().steps.prefilled == record.tokens
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
@@ -694,7 +714,7 @@ async def test_preempted_source_hands_over_tokens() -> None:
     pair, request = make_pair(), spec()
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
-    pair.a.engine.preempted.add(f"{request.id}.0")
+    preempt(pair.a.engine)
     pair.move(request.id)
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "tokens")
@@ -776,7 +796,7 @@ async def test_second_move_of_the_same_request_is_refused() -> None:
 
 async def test_request_that_the_engine_cannot_continue_stays() -> None:
     pair, request = make_pair(), spec()
-    pair.a.engine.ties = Tie.SEEDED
+    tie(pair.a.engine)
     pair.submit(request)
     with pytest.raises(Refused, match="seeded sampling"):
         pair.move(request.id)

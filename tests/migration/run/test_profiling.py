@@ -1,7 +1,6 @@
 """A replica's profile before it serves, on an engine whose clock advances only by the measured work."""
 
-import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,29 +8,29 @@ from deployments.engine.port import EngineDead
 from migration.kv.staging import HostSegment
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Shard, Tail
-from migration.protocol.ports import Generated, Slot
+from migration.protocol.ports import OutputSink, Slot
 from migration.protocol.request import RequestSpec
 from migration.run.profiling import GATHERS, PROMPT, measure
 from migration.run.slots import Slots
 from policies.model import Blocks
 from policies.paths.prices import Profile
-from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
+from tests.deployments.engine.quick_engine import BLOCK, QuickEngine, blocks_of, is_unused, prompt_of
 
 SLOT_BLOCKS = 64
 
 
-class Timed(FakeEngine):
+class Timed(QuickEngine):
     """Stages `staging` bytes per second after a millisecond, and `delays` come on top, one at each call."""
 
     def __init__(
         self,
         staging: float = 1e9,
         delays: tuple[float, ...] = (),
-        num_blocks: int = 1024,
+        context: int = 4096,
         cache: str = "cache",
         workers: int = 1,
     ) -> None:
-        super().__init__(step_s=0.0, num_blocks=num_blocks, cache=cache, workers=workers)
+        super().__init__(0.0, context, cache=cache, workers=workers)
         self.staging = staging
         self.now = 0.0
         self.prompts: list[tuple[int, ...]] = []
@@ -40,19 +39,15 @@ class Timed(FakeEngine):
         self.broken = False
         self._delays = iter(delays)
 
-    async def drawn(
-        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
-    ) -> AsyncGenerator[Generated]:
-        """See `FakeEngine`."""
-        prompt = prompt_of(spec)
-        assert len(prompt) + spec.max_tokens <= self.max_context and spec.max_tokens > 0
-        self.prompts.append(prompt)
-        async with contextlib.aclosing(super().drawn(key, spec, outputs, tail)) as steps:
-            async for step in steps:
-                yield step
+    def add(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
+    ) -> None:
+        """See `Engine.add`."""
+        self.prompts.append(prompt_of(spec))
+        super().add(key, spec, outputs, sink, tail)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
-        """See `FakeEngine`."""
+        """See `PacedEngine`."""
         if self.broken:
             raise TransferFailed("broken by a test")
         self.gathered.append(last - first)
@@ -60,7 +55,7 @@ class Timed(FakeEngine):
         return await super().gather(key, first, last, slots)
 
     async def reset_prefix_cache(self) -> None:
-        """See `FakeEngine`."""
+        """See `PacedEngine`."""
         self.reset_after.append(len(self.prompts))
         await super().reset_prefix_cache()
 
@@ -72,7 +67,7 @@ async def measured(engine: Timed) -> Profile:
     try:
         return await measure(engine, slots, "node", lambda: engine.now)
     finally:
-        assert not engine._contexts and slots.in_use == 0
+        assert is_unused(engine) and slots.in_use == 0
         slots.close()
 
 
@@ -96,13 +91,13 @@ async def test_prefix_cache_is_cleared_once_at_the_end() -> None:
     engine = Timed()
     await measured(engine)
     assert [len(prompt) for prompt in engine.prompts] == [PROMPT]
-    assert engine.reset_after == [len(engine.prompts)] and not engine._cache
+    assert engine.reset_after == [len(engine.prompts)] and not blocks_of(engine)
 
 
-@pytest.mark.parametrize("num_blocks", [1, 2, 40])
-async def test_short_context_suffices(num_blocks: int) -> None:
-    engine = Timed(num_blocks=num_blocks)
-    assert ((await measured(engine)).staging_bytes_per_s is None) == (num_blocks < 3)
+@pytest.mark.parametrize("blocks", [1, 2, 40])
+async def test_short_context_suffices(blocks: int) -> None:
+    engine = Timed(context=blocks * BLOCK)
+    assert ((await measured(engine)).staging_bytes_per_s is None) == (blocks < 3)
 
 
 async def test_cache_without_movable_blocks_is_not_staged() -> None:
@@ -129,6 +124,6 @@ async def test_clock_without_progress_still_gives_a_rate() -> None:
 
 async def test_dead_engine_raises() -> None:
     engine = Timed()
-    engine.dead = True
+    engine.shutdown()
     with pytest.raises(EngineDead):
         await measured(engine)

@@ -9,8 +9,6 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import ClassVar
 
 import uvloop
@@ -20,35 +18,27 @@ from starlette.routing import Route
 
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
-from migration.protocol.messages import Tail
-from migration.protocol.ports import Generated
-from migration.protocol.request import RequestSpec
 from tests.app.ingress import fakes
 
 CONTEXT = 8192
 
 
 class HeldEngine(fakes.StoppingEngine):
-    """An engine with room for long answers, which waits after each token while it is on hold."""
+    """An engine with room for long answers, which makes no step while it is on hold."""
 
-    going: ClassVar[asyncio.Event]
+    going: ClassVar[bool] = True
 
     def __init__(self, step_s: float) -> None:
-        super().__init__(step_s, num_blocks=CONTEXT // 4, block_size=4)
+        super().__init__(step_s, CONTEXT)
 
-    async def drawn(
-        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
-    ) -> AsyncGenerator[Generated]:
-        """See `Engine.generate`."""
-        async with aclosing(super().drawn(key, spec, outputs, tail)) as steps:
-            async for step in steps:
-                yield step
-                await self.going.wait()
+    def _turn(self) -> None:
+        if self.going:
+            super()._turn()
+        else:
+            self._timer = self._loop.call_later(0.01, self._turn)
 
 
 async def _serve() -> None:
-    HeldEngine.going = asyncio.Event()
-    HeldEngine.going.set()
     fakes.StoppingEngine = HeldEngine  # type: ignore[misc, assignment]
     service = fakes.make_service(step_s=0.002, lease_s=60, place_timeout_s=60)
     names = ("tiny", "tiny" + 4096 * "-")
@@ -66,11 +56,11 @@ async def _serve() -> None:
         )
 
     async def hold(http: Request) -> Response:
-        HeldEngine.going.clear()
+        HeldEngine.going = False
         return Response()
 
     async def go(http: Request) -> Response:
-        HeldEngine.going.set()
+        HeldEngine.going = True
         return Response()
 
     servers, ports = [], []

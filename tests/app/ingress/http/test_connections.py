@@ -18,7 +18,7 @@ from deployments.engine.tokens import expected
 from tests.app.ingress.fakes import PROMPT, Api, body, eventually, make_api, make_service, text_of
 from tests.app.ingress.http.serving import Client, Server, post, serving
 from tests.counts import LONG
-from tests.deployments.engine.fake_engine import prompt_of
+from tests.deployments.engine.quick_engine import prompt_of
 from tests.migration.world import spec
 
 KIB = 1 << 10

@@ -4,7 +4,7 @@ from deployments.engine.tokens import expected
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import RequestSpec
 from tests.app.ingress.fakes import Service, output
-from tests.deployments.engine.fake_engine import prompt_of
+from tests.deployments.engine.quick_engine import prompt_of
 from tests.migration.world import spec
 
 KV, TOKENS = PathRequest.KV, PathRequest.TOKENS

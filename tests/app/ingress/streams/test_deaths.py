@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, RequestFailed
 from migration.protocol.errors import PeerLost
 from migration.protocol.messages import PathRequest, Tail
@@ -18,7 +19,6 @@ from policies.causes import Cause
 from policies.model import ReplicaId
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, served, whole
-from tests.deployments.engine.fake_engine import FakeEngine
 from tests.migration.world import POOL, spec
 from tests.virtual_time import now
 
@@ -192,7 +192,7 @@ async def test_a_request_that_the_engine_loses_goes_on_elsewhere() -> None:
     service, request = make_service(), spec()
     async with service.open(request) as conversation:
         await service.reading(conversation, 10)
-        service.replica("a").engine.dead = True
+        service.replica("a").engine.shutdown()
         assert await output(conversation) == whole(request)
     (record,) = service.scheduler.records
     assert "the engine died" in record.reason
@@ -221,7 +221,7 @@ async def test_requests_go_on_after_the_death_of_all(names: str, all_of: str) ->
     for name in names:
         if all_of == "replicas":
             service.kill(name, noticed=False)
-        service.replica(name).engine.dead = True
+        service.replica(name).engine.shutdown()
     await asyncio.sleep(20)
     asking = asyncio.create_task(served(service, spec("new")))
     await asyncio.sleep(20)
@@ -244,7 +244,7 @@ async def test_a_request_that_takes_engines_down_ends(way: str, most: int) -> No
             if way == "replica":
                 service.kill(name, noticed=False)
             else:
-                service.replica(name).engine.dead = True
+                service.replica(name).engine.shutdown()
         with pytest.raises(NotServed, match="not given to another engine") as failed:
             await output(conversation)
     assert (failed.value.loss.kind, len(lost)) == (LossKind.SUSPECT, 1)
@@ -259,14 +259,14 @@ async def test_a_request_that_ends_its_engine_with_its_first_step_ends_after_two
     await eventually(lambda: service.wires.streams == 4)
     with pytest.raises(NotServed, match="2 engines have died"):
         await served(service, request)
-    assert [r.id for r in service.replicas.values() if r.engine.dead] == ["a", "b"]
+    assert [r.id for r in service.replicas.values() if r.engine.death] == ["a", "b"]
 
 
-def dying(engine: FakeEngine) -> Callable[..., None]:
+def dying(engine: PacedEngine) -> Callable[..., None]:
     """An engine's `add` that ends it."""
 
     def add(key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None) -> None:
-        engine.dead = True
+        engine.shutdown()
         asyncio.get_running_loop().call_soon(sink.fail, EngineDead("a bad request"))
 
     return add
@@ -274,11 +274,11 @@ def dying(engine: FakeEngine) -> Callable[..., None]:
 
 async def test_engines_that_were_dead_before_do_not_count() -> None:
     service, request = make_service("abcd"), spec(tokens=LONG)
-    service.replica("b").engine.dead = True
+    service.replica("b").engine.shutdown()
     service.kill("c", noticed=False)
     async with service.open(request) as conversation:
         await service.reading(conversation, 10)
-        service.replica("a").engine.dead = True
+        service.replica("a").engine.shutdown()
         assert await output(conversation) == whole(request)
     assert (conversation.reader.engine_losses, conversation.reader.host) == (1, "d")
 

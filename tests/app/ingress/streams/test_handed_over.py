@@ -20,6 +20,7 @@ from policies.model import ReplicaId
 from policies.plan import Move, Path, Reason
 from tests.app.ingress.fakes import Conversation, Service, eventually, make_service, output
 from tests.app.ingress.streams.streaming import SLOW_S, whole
+from tests.deployments.engine.quick_engine import set_pace
 from tests.migration.world import spec
 
 pytestmark = pytest.mark.virtual_time
@@ -96,7 +97,7 @@ async def handing_over(
     service, request = make_service("abc", order="acb", step_s=SLOW_S, lease_s=1.0), spec(prompt=prompt)
     with_moves(service)
     for replica in service.replicas.values():
-        replica.engine.prefill_tokens = 16
+        set_pace(replica.engine, max_num_batched_tokens=16)
     service.replica("b").faults |= {**LASTING.get(phase, {}), **faults}
     async with service.open(request) as conversation:
         made = HandOver(service, request, conversation)

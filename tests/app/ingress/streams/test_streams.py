@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from deployments.engine.port import InvalidRequest
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import LossKind
-from migration.protocol.request import Delta, Moved
+from migration.protocol.request import Delta, Moved, RequestSpec
 from migration.run.reader import NotServed
 from policies.causes import Cause
 from policies.model import RequestId
@@ -107,7 +108,11 @@ async def test_a_request_without_output_begins_elsewhere_with_any_sampling() -> 
 async def test_a_request_that_no_engine_takes_is_the_clients_error_and_not_retried() -> None:
     service, request = make_service(), spec()
     await asyncio.sleep(0.01)  # Without a stream of events, a replica cannot be called either.
-    service.replica("a").engine.refusal = "not a grammar"
+
+    def refuse(spec: RequestSpec, outputs: tuple[int, ...]) -> None:
+        raise InvalidRequest("not a grammar")
+
+    service.replica("a").engine._check = refuse  # type: ignore[method-assign]
     with pytest.raises(NotServed, match="not a grammar") as failed:
         await served(service, request)
     assert failed.value.loss.kind is LossKind.INVALID
