@@ -107,6 +107,11 @@ class Cluster:
             replica.state, replica.capacity, replica.max_requests = state, capacity, max_requests
             self._running = self._rooms = None
 
+    def set_node(self, replica: Replica, node: str) -> None:
+        """Set the node of a replica. An empty `node` is unknown, as before the replica is put anywhere: no change."""
+        if node and node != replica.node:
+            replica.node, self._rooms = node, None
+
     def remove_replica(self, replica: Replica) -> None:
         """Remove a replica without requests."""
         del self.replicas[replica.id]

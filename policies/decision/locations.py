@@ -347,6 +347,7 @@ class Locations:
                 or was.state != status.state
                 or was.max_requests != status.max_requests
                 or was.max_adapters != status.max_adapters
+                or was.node != status.node
             ):
                 changed.append(status)
                 if (was.state in UP) is not (status.state in UP):
@@ -377,6 +378,7 @@ class Locations:
             cluster.supply.claim(status.id)
         else:
             cluster.update_replica(replica, status.state, capacity, most, status.max_adapters)
+            cluster.set_node(replica, status.node)
 
     def expect(self, seen: PoolReport) -> None:
         """Add requested replicas that are not listed yet, and limit the supply to those that may still be opened."""
