@@ -93,6 +93,7 @@ class Locations:
             Supply(terms.per_node),
             holds=terms.moves_take_time,
             starts_as=ReplicaState.STARTING if terms.starts_take_time else ReplicaState.RUNNING,
+            by_machine=terms.by_machine,
         )
         self.statuses: dict[ReplicaId, Status] = {}
         self.homes: dict[RequestId, ReplicaId] = {}
