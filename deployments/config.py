@@ -428,6 +428,7 @@ class SchedulerConfig(SchedulerSettings):
             self.moves_at_once,
             # Replicas report requests as soon as these are submitted, so two epochs suffice.
             placement_ttl_s=max(1.0, 2 * self.epoch_s),
+            by_machine=True,
             service=self.slo.level,
             routing=self.routing,
             sizes=self.sizes,

@@ -1,6 +1,7 @@
 """Demand and spare capacity of a cluster, and the replicas that may close. Only `close_idle` changes the cluster."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from math import inf
 
 from policies.cluster.cluster import Cluster
@@ -28,9 +29,14 @@ def spare_capacity(cluster: Cluster) -> int:
     replicas have free is of no use to a request that decodes.
     """
     hosts = (r for r in cluster.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
-    rooms = (replica.vacancy for replica in hosts)
-    free = sum(room for room in rooms if room * 8 >= cluster.capacity)
+    free = sum(_usable_vacancy(cluster, replica) for replica in hosts)
     return free - _waiting_demand(cluster, cluster.conditions.speed, cluster.conditions.queue_share)
+
+
+def _usable_vacancy(cluster: Cluster, replica: Replica) -> int:
+    """The free tokens of a replica that count as spare capacity."""
+    room = replica.vacancy
+    return room if room * 8 >= cluster.capacity else 0
 
 
 def _waiting_demand(cluster: Cluster, speed: SpeedLimit | None, queue_share: float) -> int:
@@ -85,14 +91,44 @@ def needed_replicas(cluster: Cluster) -> int:
 def close_idle(cluster: Cluster, now: float, linger_s: float) -> None:
     """Close replicas that have been empty for `linger_s` seconds, the youngest first, if they are `closable`.
 
+    With `Cluster.by_machine`, those come first whose machine is nearest to being empty, unless fewer could close then.
     No replica is closed while another one is starting, nor one for prefills, which is empty between two of them.
     """
     cluster.note_idle(now)
-    for replica in reversed(cluster.running()):
-        idle_since = replica.idle_since
-        is_over = idle_since is not None and now - idle_since >= linger_s
-        if is_over and not is_starting(cluster) and replica.capacity <= closable(cluster):
+    if is_starting(cluster):
+        return
+    running = reversed(cluster.running())
+    idle = [r for r in running if r.idle_since is not None and now - r.idle_since >= linger_s]
+    for replica in _machine_by_machine(cluster, idle) if cluster.by_machine else idle:
+        if replica.capacity <= closable(cluster):
             cluster.decisions.close(replica)
+
+
+def _machine_by_machine(cluster: Cluster, idle: Sequence[Replica]) -> Sequence[Replica]:
+    """The idle replicas by machine, the machine with the fewest other replicas first, of equals the smallest one.
+
+    In the given order if more of them can close in that order, as may be if capacities differ.
+    """
+    others, all_there = replicas_by_machine(cluster, idle), replicas_by_machine(cluster)
+    first = {replica.node: place for place, replica in reversed(list(enumerate(idle)))}
+    ordered = sorted(idle, key=lambda r: (others[r.node], all_there[r.node], first[r.node]))
+    return ordered if _closing(cluster, ordered) >= _closing(cluster, idle) else idle
+
+
+def _closing(cluster: Cluster, idle: Sequence[Replica]) -> int:
+    """The number of idle replicas that close if each one in turn does that can."""
+    left, most, closing = closable(cluster), _above_minimum(cluster), 0
+    for replica in idle:
+        if closing < most and replica.capacity <= left:
+            left -= _usable_vacancy(cluster, replica)
+            closing += 1
+    return closing
+
+
+def replicas_by_machine(cluster: Cluster, without: Collection[Replica] = ()) -> Counter[str]:
+    """The number of replicas on each node, in any state, `without` some replicas."""
+    left_out = set(without)
+    return Counter(replica.node for replica in cluster.replicas.values() if replica not in left_out)
 
 
 def queued_tokens(cluster: Cluster) -> int:

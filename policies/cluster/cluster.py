@@ -35,7 +35,8 @@ class Cluster:
     without a replica, `held` the tokens that requests on the move still hold at their source, and `resting` the times
     before which requests may not move. `has_ranks` once a request has had another rank than 0. `starts_as` is RUNNING
     if new replicas can be used at once, STARTING if they take time to start. `prompts` has the blocks that requests
-    share.
+    share. With `by_machine`, replicas are emptied and closed machine by machine: a machine is a node, and costs money
+    until its last replica has closed.
     """
 
     capacity: Tokens
@@ -50,6 +51,7 @@ class Cluster:
     holds: bool = False
     starts_as: ReplicaState = ReplicaState.RUNNING
     has_ranks: bool = False
+    by_machine: bool = False
     prompts: ActivePrompts = field(default_factory=ActivePrompts)
     classes: Classes = field(init=False)
     decisions: Decisions = field(init=False)
@@ -106,6 +108,11 @@ class Cluster:
         if (replica.state, replica.capacity, replica.max_requests) != (state, capacity, max_requests):
             replica.state, replica.capacity, replica.max_requests = state, capacity, max_requests
             self._running = self._rooms = None
+
+    def set_node(self, replica: Replica, node: str) -> None:
+        """Set the node of a replica. An empty `node` is unknown, as before the replica is put anywhere: no change."""
+        if node and node != replica.node:
+            replica.node, self._rooms = node, None
 
     def remove_replica(self, replica: Replica) -> None:
         """Remove a replica without requests."""

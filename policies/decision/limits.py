@@ -128,7 +128,8 @@ class Terms:
     simulator's idealised model differs: moves are instantaneous unless `moves_take_time`, replicas start at once unless
     `starts_take_time`, and with `may_wait_nowhere` a request without room is on no replica. Unless `batched`, the model
     decides every change by itself (the paper's Algorithm 1). `decode_rate` is the growth of a request in tokens per
-    second (None: measured), and `per_node` the number of replicas on a node.
+    second (None: measured), and `per_node` the number of replicas on a node. With `by_machine`, replicas are emptied
+    and closed node by node, since an empty node can be given back.
 
     `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
@@ -152,6 +153,7 @@ class Terms:
     batched: bool = True
     decode_rate: float | None = None
     per_node: int = 8
+    by_machine: bool = False
     service: ServiceLevel | None = None
     speed: ReplicaSpeed | None = None
     routing: Routing = Routing.TREE

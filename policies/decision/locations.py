@@ -93,6 +93,7 @@ class Locations:
             Supply(terms.per_node),
             holds=terms.moves_take_time,
             starts_as=ReplicaState.STARTING if terms.starts_take_time else ReplicaState.RUNNING,
+            by_machine=terms.by_machine,
         )
         self.statuses: dict[ReplicaId, Status] = {}
         self.homes: dict[RequestId, ReplicaId] = {}
@@ -351,6 +352,7 @@ class Locations:
                 or was.state != status.state
                 or was.max_requests != status.max_requests
                 or was.max_adapters != status.max_adapters
+                or was.node != status.node
             ):
                 changed.append(status)
                 if (was.state in UP) is not (status.state in UP):
@@ -381,6 +383,7 @@ class Locations:
             cluster.supply.claim(status.id)
         else:
             cluster.update_replica(replica, status.state, capacity, most, status.max_adapters)
+            cluster.set_node(replica, status.node)
 
     def expect(self, seen: PoolReport) -> None:
         """Add requested replicas that are not listed yet, and limit the supply to those that may still be opened."""

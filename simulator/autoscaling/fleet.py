@@ -2,7 +2,7 @@
 
 The engines are those of the simulated world, with the same costs and caches. No request moves: a replica that is to
 stop takes no more requests and ends with its last one. As in Ray Serve, replicas that are starting stop first, then the
-newest.
+newest; where machines are counted, those on the machine with the fewest running replicas, of these the newest.
 
     router      chooses a replica by the rule's `FleetRouter`. Replicas with `max_ongoing` requests are left out;
                 without any replica, requests queue at the router, first come first served
@@ -13,7 +13,7 @@ given the loads of a fleet whose replicas start at once. With as many replicas a
 constant.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,13 @@ from math import ceil
 from random import Random
 from typing import Protocol
 
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
 from simulator.autoscaling.rule import Autoscaler, FleetRouter, LoadMeasure, ScalingRule
 from simulator.caches.cache import SimulatedCache
 from simulator.costs.costs import Costs
 from simulator.costs.steps import StepTimes
 from simulator.workload.workload import Job, Succession
+from simulator.world.devices import Devices, Occupant
 from simulator.world.engine import Memory, SimulatedEngine
 from simulator.world.live import Live
 from simulator.world.loop import Loop, Turn
@@ -41,8 +42,11 @@ TICK_S = 0.5
 class FleetObserver(Protocol):
     """The events of a fleet for its measurement. `now` is in seconds of virtual time."""
 
-    def counted(self, now: float, gpus: int) -> None:
-        """Observe the number of GPUs from `now` on, starting and stopping replicas included."""
+    def counted(self, now: float, gpus: int, machines: int | None = None) -> None:
+        """Observe the number of GPUs from `now` on, starting and stopping replicas included, and of their machines.
+
+        None if machines are not counted.
+        """
         ...
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
@@ -102,6 +106,7 @@ class SimulatedFleet:
         self._chance = Random(f"{seed}-router")
         self._autoscaler = Autoscaler(rule, max(1, setup.min_replicas), setup.max_gpus)
         self._opened = 0
+        self._devices = Devices(setup.gpus_per_node, by_machine=setup.by_machine)
         self._succession = Succession(())
         self._arrived = 0
 
@@ -218,15 +223,23 @@ class SimulatedFleet:
         up = [member for member in self._members.values() if not member.stopping]
         for _ in range(wanted - len(up)):
             self._open(running=not self._costs.startup_s)
-        surplus = max(0, len(up) - wanted)
-        # Starting replicas first, then the newest; members are in the order of their opening.
-        for member in sorted(reversed(up), key=lambda member: member.running)[:surplus]:
+        # Members are in the order of their opening.
+        for member in sorted(reversed(up), key=self._stop_order(up))[: max(0, len(up) - wanted)]:
             member.stopping = True
             self._end(member)
 
+    def _stop_order(self, up: Sequence[FleetMember]) -> Callable[[FleetMember], tuple[bool, int, str]]:
+        """A sort key: starting replicas first and, where machines are counted, the machine with the fewest running."""
+        if not self._setup.by_machine:
+            return lambda member: (member.running, 0, "")
+        running = Counter(member.engine.node for member in up if member.running)
+        return lambda member: (member.running, running[member.engine.node], member.engine.node)
+
     def _open(self, running: bool) -> None:
-        replica, node = ReplicaId(f"gpu-{self._opened}"), f"node-{self._opened // self._setup.gpus_per_node}"
+        replica = ReplicaId(f"gpu-{self._opened}")
         self._opened += 1
+        node = self._devices.take(Occupant(SOLE_POOL, replica), "node-0")
+        assert node is not None, "the devices have no limit"
         block_tokens = self._setup.block_tokens
         cache = SimulatedCache(block_tokens) if block_tokens else None
         self._replicas.open(replica, node, self._setup.capacity, cache)
@@ -234,7 +247,7 @@ class SimulatedFleet:
         self._members[replica] = member
         if not running:
             self.loop.at(self.loop.now + self._costs.startup_s, Turn.START, partial(self._start, member))
-        self._observer.counted(self.loop.now, len(self._members))
+        self._count()
         if running:
             self._route()
 
@@ -249,7 +262,13 @@ class SimulatedFleet:
         if member.stopping and not member.ongoing:
             del self._members[member.engine.replica]
             self._replicas.close(member.engine.replica)
-            self._observer.counted(self.loop.now, len(self._members))
+            self._devices.give_back(Occupant(SOLE_POOL, member.engine.replica))
+            self._count()
+
+    def _count(self) -> None:
+        """Report the numbers of GPUs and of machines."""
+        nodes = {member.engine.node for member in self._members.values()}
+        self._observer.counted(self.loop.now, len(self._members), len(nodes) if self._setup.by_machine else None)
 
 
 def requests_per_replica(jobs: Sequence[Job], capacity: Tokens) -> int:

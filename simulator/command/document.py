@@ -115,6 +115,7 @@ def _setup(order: SimulationOrder) -> Metrics:
         "decode_rate": order.decode_rate,
         "epoch_s": setup.epoch_s,
         "gpus_per_node": setup.gpus_per_node,
+        **({"gpus_per_machine": setup.gpus_per_node} if setup.by_machine else {}),
         "min_gpus": setup.min_replicas,
         "max_gpus": setup.max_gpus,
         "block_tokens": setup.block_tokens,

@@ -229,12 +229,20 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
         metavar="C",
         help=f"KV cache of one GPU, in tokens (default: that of a recording, else {CAPACITY:,})",
     )
-    add(
+    nodes = group.add_mutually_exclusive_group().add_argument
+    nodes(
         "--gpus-per-node",
         type=int,
         default=8,
         metavar="N",
         help="GPUs per node; links within a node are fast (default: %(default)g)",
+    )
+    nodes(
+        "--gpus-per-machine",
+        type=int,
+        metavar="N",
+        help="as --gpus-per-node, and a node is a machine that costs money until its last GPU is free: GPUs open on "
+        "machines in use first, decisions empty machine by machine, and machine-seconds are counted",
     )
     add("--max-gpus", type=int, metavar="N", help="maximum number of GPUs; beyond it requests wait (default: no limit)")
     shipped = ", ".join(shipped_costs())

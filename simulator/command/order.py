@@ -228,11 +228,15 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
     require_not_negative("foresight", given.foresight)
     if given.moves_per_epoch is not None:
         require_not_negative("number of moves per epoch", given.moves_per_epoch)
+    per_machine = 0
+    if given.gpus_per_machine is not None:
+        per_machine = _at_least_one("number of GPUs per machine", given.gpus_per_machine)
     return Setup(
         capacity=capacity,
         decode_rate=given.decode_rate,
         epoch_s=given.epoch,
-        gpus_per_node=_at_least_one("number of GPUs per node", given.gpus_per_node),
+        gpus_per_node=per_machine or _at_least_one("number of GPUs per node", given.gpus_per_node),
+        by_machine=per_machine > 1,
         horizon_s=horizon_s,
         min_replicas=max(int(given.plan), _min_gpus(given)),
         max_gpus=None if given.max_gpus is None else _at_least_one("number of GPUs", given.max_gpus),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from simulator.command.document import Document, summary
@@ -36,6 +37,8 @@ COLUMNS = (
     _Column("done+ p99", "added_completion_s.p99", ",.2f", 9),
 )
 """Delays are in seconds. The last two are relative to the same request alone on an idle replica."""
+MACHINES = (_Column("machines", "machines_mean", ",.2f", 8), _Column("machine-s", "machine_seconds", ",.0f", 9))
+"""Further columns where machines are counted: their mean number, and the seconds of all of them together."""
 CACHES = (_Column("hit %", "cache_delivered", ".2f", 6, factor=100), _Column("TTFT mean", "ttft_s.mean", ",.3f", 9))
 """Further columns with prefix caches: the share of prompt tokens that prefills find there, and the time in seconds."""
 
@@ -102,7 +105,8 @@ def cut_lines(drawn: Sequence[Mapping[str, Any]], capacity: int) -> Iterator[str
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One line per policy; with several seeds a second line has the half-widths of the 95 % intervals."""
     width = max(len(row["policy"]) for row in rows)
-    columns = COLUMNS + (CACHES if any(CACHES[0].metric in row for row in rows) else ())
+    further = (columns for columns in (MACHINES, CACHES) if any(columns[0].metric in row for row in rows))
+    columns = COLUMNS + tuple(chain.from_iterable(further))
     yield " " * width + "".join(f"  {column.heading:>{column.width}}" for column in columns)
     for row in rows:
         yield f"{row['policy']:<{width}}" + _cells(columns, row, "mean")

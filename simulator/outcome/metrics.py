@@ -60,6 +60,7 @@ def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Met
     preempted = [tokens for at_s, tokens in recorder.preemptions if window.has(at_s)]
     return {
         **_gpus(spans),
+        **_machines(spans),
         **_bounds(spans),
         **_decisions([epoch for epoch in recorder.epochs if window.has(epoch.now_s)], seconds),
         **_transfers(transfers, seconds),
@@ -122,6 +123,17 @@ def _gpus(spans: Sequence[_Span]) -> Metrics:
         "gpu_seconds": sum(span.epoch.gpus * span.seconds for span in spans),
         "gpus_starting_mean": _mean(spans, lambda epoch: epoch.starting),
         "utilisation": _mean(spans, lambda epoch: _ratio(epoch.used, epoch.capacity)),
+    }
+
+
+def _machines(spans: Sequence[_Span]) -> Metrics:
+    """The machines that the GPUs are on; nothing if they are not counted."""
+    counts = [(span.epoch.machines, span.seconds) for span in spans if span.epoch.machines is not None]
+    if not counts:
+        return {}
+    return {
+        "machines_mean": _mean(spans, lambda epoch: epoch.machines),
+        "machine_seconds": sum(machines * seconds for machines, seconds in counts),
     }
 
 

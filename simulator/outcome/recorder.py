@@ -23,9 +23,10 @@ STEP_SPAN_S = 10.0
 class EpochSample:
     """One epoch: the cluster after the decisions, and the numbers of decisions by kind.
 
-    `held` counts the requests with KV in GPU memory; the others wait. `bound` is a lower bound on the GPUs for the held
-    requests (`policies.bounds.least_bins`), `repack` the number of GPUs for them by best-fit-decreasing, which shares
-    no blocks. `used` and `capacity` are in tokens; blocks that requests of a GPU share count once.
+    `gpus` are on that number of `machines`, None if these are not counted. `held` counts the requests with KV in GPU
+    memory; the others wait. `bound` is a lower bound on the GPUs for the held requests (`policies.bounds.least_bins`),
+    `repack` the number of GPUs for them by best-fit-decreasing, which shares no blocks. `used` and `capacity` are in
+    tokens; blocks that requests of a GPU share count once.
     """
 
     now_s: float
@@ -45,6 +46,7 @@ class EpochSample:
     opened: int = 0
     closed: int = 0
     reasons: Mapping[Reason, int] = field(default_factory=dict)
+    machines: int | None = None
 
 
 @dataclass(slots=True)
@@ -65,9 +67,12 @@ class EventRecorder:
     lives: list[Life] = field(default_factory=list)
     steps: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(
+        self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+    ) -> None:
         """Record an epoch."""
-        self.epochs.append(_epoch(now, cluster, plans, _Contents(self.names, self.block_tokens), closing))
+        contents = _Contents(self.names, self.block_tokens)
+        self.epochs.append(_epoch(now, cluster, plans, contents, closing, machines))
         self.tick(now)
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
@@ -114,7 +119,9 @@ class _Contents:
         return HeldRequest(request.tokens, self.prompts.begin(self._names.get(request.id, ()), request.tokens))
 
 
-def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Contents, closing: int) -> EpochSample:
+def _epoch(
+    now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Contents, closing: int, machines: int | None
+) -> EpochSample:
     replicas = cluster.replicas.values()
     held = [contents.held(replica) for replica in replicas]
     requests = [request for each in held for request in each]
@@ -138,4 +145,5 @@ def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan], contents: _Conte
         opened=sum(len(plan.opened) for plan in plans),
         closed=sum(len(plan.closed) for plan in plans),
         reasons=Counter(move.reason for move in moves),
+        machines=machines,
     )

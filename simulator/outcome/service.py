@@ -24,7 +24,7 @@ PART_S = 300.0
 """The length of a part of the window, for which the level is judged by itself, in seconds."""
 
 Counts = Sequence[tuple[float, int]]
-"""Numbers of GPUs, each from its time on, in seconds of virtual time."""
+"""Numbers of GPUs, or of machines, each from its time on, in seconds of virtual time."""
 
 
 @dataclass(slots=True)
@@ -36,19 +36,24 @@ class ServiceRecorder:
 
     tick: Callable[[float], None]
     gpus: list[tuple[float, int]] = field(default_factory=list)
+    machines: list[tuple[float, int]] = field(default_factory=list)
     firsts: dict[RequestId, float] = field(default_factory=dict)
     steps: dict[tuple[int, int], float] = field(default_factory=dict)
     preemptions: list[float] = field(default_factory=list)
     moves: list[float] = field(default_factory=list)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(
+        self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+    ) -> None:
         """See `Observer`."""
-        self.counted(now, len(cluster.replicas) + closing)
+        self.counted(now, len(cluster.replicas) + closing, machines)
         self.tick(now)
 
-    def counted(self, now: float, gpus: int) -> None:
+    def counted(self, now: float, gpus: int, machines: int | None = None) -> None:
         """See `FleetObserver`."""
         self.gpus.append((now, gpus))
+        if machines is not None:
+            self.machines.append((now, machines))
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
         """See `Observer`."""
@@ -87,7 +92,8 @@ class ServiceOutcome:
 
     `unfinished` counts the requests of the window without an end by the end of the run. `ttft_p99_by_class_s` are the
     times of each service class that has requests in the window; there are none if all have the default class. Tokens
-    of all classes come in the same steps, so they have one time between two tokens.
+    of all classes come in the same steps, so they have one time between two tokens. `machine_seconds` are None if
+    machines are not counted.
     """
 
     gpu_seconds: float
@@ -100,6 +106,7 @@ class ServiceOutcome:
     moves: int
     unfinished: int
     ttft_p99_by_class_s: Mapping[str, float] = field(default_factory=dict)
+    machine_seconds: float | None = None
 
     def keeps(self, levels: PlannedLevels) -> bool:
         """True if the first tokens of every class are within its level, and the times between tokens within all."""
@@ -130,7 +137,7 @@ def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until
         by_class.setdefault(job.service_class, []).append(recorder.firsts.get(job.id, until_s) - job.arrival_s)
     waits = sorted(wait_s for waits_s in by_class.values() for wait_s in waits_s)
     counts = list(within(recorder.gpus, window.warmup_s, window.horizon_s))
-    used = sum(gpus * (end - start) for start, end, gpus in counts)
+    used = _seconds(recorder.gpus, window)
     return ServiceOutcome(
         gpu_seconds=used,
         gpus_mean=used / window.seconds,
@@ -144,6 +151,7 @@ def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until
         ttft_p99_by_class_s={}
         if by_class.keys() <= {DEFAULT_CLASS}
         else {name: quantile(sorted(by_class[name]), 1 - TAIL) for name in sorted(by_class)},
+        machine_seconds=_seconds(recorder.machines, window) if recorder.machines else None,
     )
 
 
@@ -161,6 +169,11 @@ def within(counts: Counts, begin_s: float, end_s: float) -> Iterable[tuple[float
         start, stop = max(at, begin_s), min(end, end_s)
         if start < stop:
             yield start, stop, gpus
+
+
+def _seconds(counts: Counts, window: Window) -> float:
+    """The sum over the window of the counts times their durations."""
+    return sum(number * (end - start) for start, end, number in within(counts, window.warmup_s, window.horizon_s))
 
 
 def _inter_token(steps: Mapping[tuple[int, int], float], window: Window) -> float | None:

@@ -55,12 +55,15 @@ def plan_document(
 
 def _case(outcome: CaseOutcome, levels: PlannedLevels, is_best: bool) -> dict[str, Any]:
     case, service = outcome.case, outcome.service
+    measured = asdict(service)
+    if service.machine_seconds is None:
+        del measured["machine_seconds"]
     return {
         "name": case.name,
         "contender": case.contender.value,
         "policy": case.policy,
         "hypothetical": case.hypothetical,
-        **asdict(service),
+        **measured,
         "keeps_level": service.keeps(levels),
         "kept_by_class": service.kept_by_class(levels) if service.ttft_p99_by_class_s else {},
         "on_frontier": is_best,

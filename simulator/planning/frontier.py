@@ -42,6 +42,7 @@ def averaged(outcomes: Sequence[ServiceOutcome]) -> ServiceOutcome:
         preemptions=round(mean([each.preemptions for each in outcomes])),
         moves=round(mean([each.moves for each in outcomes])),
         unfinished=round(mean([each.unfinished for each in outcomes])),
+        machine_seconds=_mean([each.machine_seconds for each in outcomes]),
         ttft_p99_by_class_s={
             name: mean([each.ttft_p99_by_class_s[name] for each in outcomes if name in each.ttft_p99_by_class_s])
             for name in sorted({name for each in outcomes for name in each.ttft_p99_by_class_s})

@@ -9,7 +9,7 @@ from simulator.costs.costs import SHIPPED_SYSTEMS
 from simulator.planning.cases import LEVEL
 from simulator.traces.account import account_lines
 
-HEADING = f"{'GPU-seconds':>11}  {'GPUs mean':>9}  {'peak':>4}  {'TTFT p99 s':>10}  {'ITL p99 ms':>10}  level"
+HEADING = f"{'GPUs mean':>9}  {'peak':>4}  {'TTFT p99 s':>10}  {'ITL p99 ms':>10}  level"
 
 
 def render_plan(plan: Document) -> str:
@@ -32,7 +32,13 @@ def _head(plan: Document) -> Iterator[str]:
         f"GPU assumed: {f'{system} ' if system else ''}(--costs {setup['costs']}), {setup['capacity_tokens']:,} tokens "
         f"of KV cache (--capacity-tokens), {setup['startup_s']:g} s to start (--startup)"
     )
+    if _counts_machines(plan):
+        yield f"machines of {setup['gpus_per_machine']} GPUs (--gpus-per-machine)"
     yield f"level: {_level(setup)}"
+
+
+def _counts_machines(plan: Document) -> bool:
+    return "gpus_per_machine" in plan["setup"]
 
 
 def _level(setup: Mapping[str, Any]) -> str:
@@ -48,9 +54,10 @@ def _table(plan: Document) -> Iterator[str]:
     """Mell at the level, the same with faster starts or links, the best case of every other contender, the oracle."""
     rows = list(_rows(plan))
     width = max(len(name) for name, _ in rows)
-    yield f"{'':<{width}}  {HEADING}"
+    machines = _counts_machines(plan)
+    yield f"{'':<{width}}  {'GPU-seconds':>11}  {'machine-seconds  ' if machines else ''}{HEADING}"
     for name, case in rows:
-        yield f"{name:<{width}}  {_cells(case)}"
+        yield f"{name:<{width}}  {_cells(case, machines)}"
 
 
 def _classes(plan: Document) -> Iterator[str]:
@@ -97,14 +104,17 @@ def _best(plan: Document, compared: Mapping[str, Any]) -> Iterator[str]:
     yield min(members, key=lambda case: (case["ttft_p99_s"] or 0.0, case["gpu_seconds"]))["name"]
 
 
-def _cells(case: Mapping[str, Any]) -> str:
+def _cells(case: Mapping[str, Any], machines: bool) -> str:
     ttft, itl = (
         "-" if case[name] is None else f"{case[name] * factor:,.{digits}f}"
         for name, factor, digits in (("ttft_p99_s", 1.0, 2), ("itl_p99_s", 1e3, 1))
     )
     peak = "" if case["gpus_peak"] is None else case["gpus_peak"]
     kept = "kept" if case["keeps_level"] else "missed"
-    return f"{case['gpu_seconds']:>11,.0f}  {case['gpus_mean']:>9.2f}  {peak:>4}  {ttft:>10}  {itl:>10}  {kept}"
+    seconds = f"{case['gpu_seconds']:>11,.0f}"
+    if machines:
+        seconds += f"  {case['machine_seconds']:>15,.0f}" if "machine_seconds" in case else f"  {'':>15}"
+    return f"{seconds}  {case['gpus_mean']:>9.2f}  {peak:>4}  {ttft:>10}  {itl:>10}  {kept}"
 
 
 def _answer(plan: Document) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The devices (GPUs) of the simulated world, which all pools share: their number, and the replica on each."""
 
 from collections.abc import Iterable
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from typing import NamedTuple, NewType
 
 from policies.model import PoolId, ReplicaId
@@ -19,13 +19,14 @@ class Occupant(NamedTuple):
 class Devices:
     """`limit` devices (None: no limit), numbered from 0, `per_node` on each node, each with one replica at most.
 
-    `occupants` are the devices in use.
+    `occupants` are the devices in use. With `by_machine`, a new replica is put on a node in use if one has room.
     """
 
-    def __init__(self, per_node: int, limit: int | None = None) -> None:
+    def __init__(self, per_node: int, limit: int | None = None, by_machine: bool = False) -> None:
         self.occupants: dict[DeviceId, Occupant] = {}
         self._per_node = per_node
         self._limit = limit
+        self._by_machine = by_machine
 
     @property
     def free(self) -> int | None:
@@ -37,8 +38,9 @@ class Devices:
 
         Returns the node of the device, None if no device is free.
         """
-        first = self._per_node * int(node.removeprefix("node-"))
-        device = self._first_free(range(first, first + self._per_node))
+        device = self._first_free(self._in_use()) if self._by_machine else None
+        if device is None:
+            device = self._first_free(self._on_node(int(node.removeprefix("node-"))))
         if device is None:
             device = self._first_free(count())
         if device is None:
@@ -56,6 +58,14 @@ class Devices:
     def node_of(self, device: DeviceId) -> str:
         """The node of a device, by the name that `policies.cluster.supply` gives to it."""
         return f"node-{device // self._per_node}"
+
+    def _on_node(self, number: int) -> Iterable[int]:
+        return range(number * self._per_node, (number + 1) * self._per_node)
+
+    def _in_use(self) -> Iterable[int]:
+        """The devices of all nodes with a replica, in ascending order."""
+        nodes = sorted({device // self._per_node for device in self.occupants})
+        return chain.from_iterable(map(self._on_node, nodes))
 
     def _first_free(self, numbers: Iterable[int]) -> DeviceId | None:
         """The first free device of these; None if there is none."""

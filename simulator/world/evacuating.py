@@ -1,6 +1,6 @@
 """Copies of the caches of GPUs that close to those that stay, planned as the live scheduler plans them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from policies.model import Blocks, ReplicaId, Tokens
 from policies.prefix.evacuation import EVACUATION_S, SURVIVORS, CachedContext, Evacuation, Survivor
@@ -23,9 +23,9 @@ class ClosingCopies:
         self._under_way: dict[SimulatedEngine, int] = {}
 
     @property
-    def count(self) -> int:
-        """The number of closed GPUs that stay because of their copies."""
-        return len(self._under_way)
+    def donors(self) -> Collection[SimulatedEngine]:
+        """The closed GPUs that stay because of their copies."""
+        return self._under_way.keys()
 
     def begin(self, donor: SimulatedEngine, running: Sequence[SimulatedEngine], tree: PromptTree) -> None:
         """Copy the contexts of a GPU that closes to `running` ones, for at most `EVACUATION_S` seconds."""

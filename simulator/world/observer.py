@@ -76,12 +76,15 @@ class Life:
 class Observer(Protocol):
     """Called in the order of virtual time."""
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(
+        self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+    ) -> None:
         """Observe an epoch, after its decision and the execution of its instantaneous parts.
 
         With slots (the idealised model) `now` is the beginning of the slot, every `epoch_s` seconds from 0. Without
         slots epochs may come early, so the state at `now` has to be weighted with the time until the next call. The
-        cluster includes starting replicas. Beside it there are `closing` ones, whose caches are copied to others.
+        cluster includes starting replicas. Beside it there are `closing` ones, whose caches are copied to others. All
+        of them are on that number of `machines`, if these are counted.
         """
         ...
 

@@ -332,8 +332,10 @@ class SimulatedPool:
     def end_epoch(self, now: float, plans: Sequence[Plan]) -> None:
         """Have the engines follow the plans of the epoch at `now`, which are carried out."""
         self.replicas.settle(decided=True)
-        closing = 0 if self._closing_copies is None else self._closing_copies.count
-        self._observer.decided(now, self.cluster, plans, closing)
+        closing = () if self._closing_copies is None else self._closing_copies.donors
+        engines = (*self.replicas.engines.values(), *closing)
+        machines = len({engine.node for engine in engines}) if self._setup.by_machine else None
+        self._observer.decided(now, self.cluster, plans, len(closing), machines)
         self._await_prefills()
 
     def _await_prefills(self) -> None:

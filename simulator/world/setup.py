@@ -15,6 +15,9 @@ from policies.prefix.routing import Routing
 class Setup:
     """A cluster of replicas with `capacity` tokens of KV cache each, `gpus_per_node` per node.
 
+    With `by_machine`, a node is a machine that costs money until its last replica has closed: replicas open on machines
+    in use first, decisions empty machine by machine, and machines are counted.
+
     At least `min_replicas` replicas are open from the start and stay, and at most `max_gpus` exist. `caps` are further
     maximums, each from its time in seconds on; no replica is closed because of a cap.
 
@@ -35,6 +38,7 @@ class Setup:
     decode_rate: float = 25.0
     epoch_s: float = 1.0
     gpus_per_node: int = 8
+    by_machine: bool = False
     horizon_s: float = 3600.0
     min_replicas: int = 0
     max_gpus: int | None = None

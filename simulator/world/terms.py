@@ -38,6 +38,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         batched=setup.batched,
         decode_rate=rate,
         per_node=setup.gpus_per_node,
+        by_machine=setup.by_machine,
         service=setup.service,
         speed=speed_of(costs) if follows else speed_of(costs) or _prefill_speed(setup, costs),
         routing=setup.routing,

@@ -47,7 +47,7 @@ class World:
         if others and limit is not None and not all(spec.costs.startup_s for spec in specs):
             raise ValueError("pools that share a number of devices need costs with a startup time")
         self.loop = Loop()
-        self.devices = Devices(first.setup.gpus_per_node, limit)
+        self.devices = Devices(first.setup.gpus_per_node, limit, first.setup.by_machine)
         self.pools = tuple(self._pool(spec) for spec in specs)
         self._memory = SchedulerMemory(pools={pool.id: pool.memory for pool in self.pools})
         self._slots, self._epoch_s, self._horizon_s = first.costs.slots, first.setup.epoch_s, first.setup.horizon_s
@@ -101,5 +101,6 @@ class World:
 
 
 def _shared(spec: PoolSpec) -> tuple[object, ...]:
-    """The epochs, the horizon, the size of nodes and the kind of costs, which are the same for all pools of a world."""
-    return spec.setup.epoch_s, spec.setup.horizon_s, spec.setup.gpus_per_node, spec.costs.slots
+    """The epochs, the horizon, the nodes and the kind of costs, which are the same for all pools of a world."""
+    setup = spec.setup
+    return setup.epoch_s, setup.horizon_s, setup.gpus_per_node, setup.by_machine, spec.costs.slots

@@ -60,11 +60,13 @@ class FleetLog:
     """An observer of a fleet that keeps what happened."""
 
     gpus: list[tuple[float, int]] = field(default_factory=list)
+    machines: list[tuple[float, int | None]] = field(default_factory=list)
     lives: dict[str, Life] = field(default_factory=dict)
     preempted_s: list[float] = field(default_factory=list)
 
-    def counted(self, now: float, gpus: int) -> None:
+    def counted(self, now: float, gpus: int, machines: int | None = None) -> None:
         self.gpus.append((now, gpus))
+        self.machines.append((now, machines))
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
         pass
@@ -82,16 +84,20 @@ class Log:
     """An observer that keeps everything."""
 
     gpus: list[tuple[float, int]] = field(default_factory=list)
+    machines: list[int | None] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     preempted_s: list[float] = field(default_factory=list)
     lives: dict[str, Life] = field(default_factory=dict)
     steps: dict[float, float] = field(default_factory=dict)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(
+        self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+    ) -> None:
         """Keep the number of replicas and what was decided; the cluster must be sound."""
         cluster.check_integrity()
         self.gpus.append((now, len(cluster.replicas) + closing))
+        self.machines.append(machines)
         self.plans += plans
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:

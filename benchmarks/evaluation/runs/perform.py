@@ -71,14 +71,16 @@ class OperationCounter:
         self._operations.append(len(changes.departed) + len(changes.crossed) + len(changes.waiting) == 1)
         self.policy.rebalance(cluster, changes)
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+    def decided(
+        self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+    ) -> None:
         """See `Observer`."""
         # The last plan is not the policy's.
         for plan, is_operation in list(zip(plans, self._operations, strict=False))[1:]:
             if is_operation:
                 self.units_moved.append(len({move.unit for move in plan.moves}))
         self._operations.clear()
-        self.recorder.decided(now, cluster, plans, closing)
+        self.recorder.decided(now, cluster, plans, closing, machines)
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
         """See `Observer`."""

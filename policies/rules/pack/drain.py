@@ -1,9 +1,14 @@
-"""Emptying replicas, the cheapest first."""
+"""Emptying replicas, the cheapest first; where nodes have several replicas, machine by machine.
 
-from collections.abc import Iterator
+A machine is free when its last replica is. So a replica of the node with the fewest replicas is emptied first, and of
+these the cheapest. If fewer replicas are emptied in this order than without regard to machines, that regard is dropped.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from policies.cluster.capacity import closable
+from policies.cluster.capacity import closable, replicas_by_machine
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
 from policies.cluster.search import roomiest
@@ -14,23 +19,44 @@ from policies.rules.pack.room import Seeker, by_size
 def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
     """Empty replicas one by one, each with at most `most` moves, moves that make room elsewhere included.
 
-    Each time, the cheapest in moves of the `victims` least loaded replicas is emptied. At least `times` the slack stays
-    free.
+    Each time, the cheapest in moves of the `victims` least loaded replicas is emptied; with `Cluster.by_machine`, of
+    those on the machines with the fewest replicas. At least `times` the slack stays free.
     """
+    cluster, mark = seeker.cluster, seeker.cluster.decisions.mark()
+    emptied = _drain(seeker, most, victims, times, by_machine=False)
+    machines = len(replicas_by_machine(cluster))
+    if not (cluster.by_machine and emptied and 1 < machines < len(cluster.replicas)):
+        return
+    cluster.decisions.undo(mark)
+    if _drain(seeker, most, victims, times, by_machine=True) < emptied:
+        cluster.decisions.undo(mark)
+        _drain(seeker, most, victims, times, by_machine=False)
+
+
+def _drain(seeker: Seeker, most: int, victims: int, times: float, *, by_machine: bool) -> int:
+    """Empty replicas with or without regard to machines. Returns their number."""
     cluster = seeker.cluster
-    emptied = [r for r in cluster.hosts() if not r.requests]
-    while (capacity := closable(cluster, emptied, times)) >= 0:
-        if (victim := _cheapest(seeker, most, victims, capacity)) is None:
-            return
+    idle = [r for r in cluster.hosts() if not r.requests]
+    emptied: list[Replica] = []
+    while (capacity := closable(cluster, [*idle, *emptied], times)) >= 0:
+        staying = replicas_by_machine(cluster, [*idle, *emptied]) if by_machine else Counter[str]()
+        if (victim := _cheapest(seeker, most, victims, capacity, staying)) is None:
+            break
         _empty(seeker, victim, most)
         emptied.append(victim)
+    return len(emptied)
 
 
-def _cheapest(seeker: Seeker, most: int, victims: int, capacity: float) -> Replica | None:
-    """The replica with up to that capacity that takes the fewest moves to empty; found by trial and undo."""
+def _cheapest(seeker: Seeker, most: int, victims: int, capacity: float, staying: Mapping[str, int]) -> Replica | None:
+    """The replica with up to that capacity that takes the fewest moves to empty; found by trial and undo.
+
+    Of replicas on nodes with different numbers of `staying` replicas, one with the smallest number.
+    """
     decisions = seeker.cluster.decisions
     best = None
-    for replica in list(islice(_candidates(seeker, most, capacity), victims)):
+    for replica in list(islice(_candidates(seeker, most, capacity, staying), victims)):
+        if best is not None and staying.get(replica.node, 0) > staying.get(best.node, 0):
+            break
         if most < 1 or len(replica.requests) > most:
             continue
         mark = decisions.mark()
@@ -41,13 +67,13 @@ def _cheapest(seeker: Seeker, most: int, victims: int, capacity: float) -> Repli
     return best
 
 
-def _candidates(seeker: Seeker, most: int, capacity: float) -> Iterator[Replica]:
+def _candidates(seeker: Seeker, most: int, capacity: float, staying: Mapping[str, int]) -> Iterator[Replica]:
     """Replicas with up to that capacity and at most `most` requests, all movable, that fit into the total room of the
-    others, or may share blocks there; the least loaded first.
+    others, or may share blocks there; those on nodes with the fewest `staying` replicas first, then the least loaded.
     """
     cluster = seeker.cluster
     few = (r for r in cluster.hosts() if 0 < len(r.requests) <= most and r.capacity <= capacity)
-    for replica in sorted(few, key=lambda r: (r.load - cluster.prompts.saved(r.id), r.order)):
+    for replica in sorted(few, key=lambda r: (staying.get(r.node, 0), r.load - cluster.prompts.saved(r.id), r.order)):
         movable = map(cluster.decisions.may_move, replica.requests.values())
         if (_fits_elsewhere(cluster, replica) or _may_share(replica)) and all(movable):
             yield replica

@@ -7,7 +7,8 @@ import pytest
 from policies.cluster.replica import Replica, Request
 from policies.decision.limits import Terms
 from policies.decision.memory import PoolMemory
-from policies.model import Blocks, ReplicaId, ReplicaState, RequestId
+from policies.decision.observation import Pool, PoolReport, Status
+from policies.model import SOLE_POOL, Blocks, ReplicaId, ReplicaState, RequestId, Tokens
 from tests.policies.decision.observed import Drawn, Watcher, observed
 
 
@@ -30,6 +31,14 @@ def test_every_request_is_where_it_was_reported() -> None:
     made = seen(observed("a: p70 | b: q60 r10"))
     assert {r.id: list(r.requests) for r in made.cluster.replicas.values()} == {"a": ["p"], "b": ["q", "r"]}
     assert [(r.load, r.shared, r.free) for r in made.cluster.replicas.values()] == [(70, 0, 30), (70, 0, 30)]
+
+
+def test_the_node_of_a_replica_is_known_once_it_has_been_put_there() -> None:
+    made, pool = PoolMemory(Terms()), Pool(SOLE_POOL, max_replicas=1)
+    starting = Status(ReplicaId("a"), ReplicaState.STARTING, "", Tokens(0))
+    for now, status in enumerate((starting, replace(starting, node="node-3"))):
+        made.observe(PoolReport(pool, (status,)), float(now))
+        assert replica(made, "a").node == status.node
 
 
 @pytest.mark.parametrize(("drawn", "movable"), [("p7", True), ("p7~", True), ("p7>", False), ("p7!", False)])

@@ -73,6 +73,32 @@ def test_requests_of_stopping_replicas_are_no_load(measure: LoadMeasure) -> None
     assert fleet._load() == of_first
 
 
+@pytest.mark.parametrize(("by_machine", "left"), [(False, [0, 2]), (True, [2, 3])])
+def test_the_machine_with_the_fewest_replicas_loses_one_first(by_machine: bool, left: list[int]) -> None:
+    """The first of four replicas, on machines of two, is alone once the second has ended."""
+    setup = replace(SETUP, min_replicas=4, max_gpus=4, gpus_per_node=2, by_machine=by_machine, horizon_s=1.0)
+    fleet = SimulatedFleet(RULE, setup, COSTS, FleetLog(), lambda now: None)
+    fleet.run([])
+    members = list(fleet._members.values())
+    members[1].stopping = True
+    fleet._end(members[1])
+    fleet._apply(2)
+    assert [members.index(member) for member in fleet._members.values()] == left
+
+
+def test_machines_are_counted_with_gpus() -> None:
+    jobs, setup = long_jobs(6), replace(SETUP, capacity=Tokens(20000), gpus_per_node=2)
+    log = play(jobs, setup=replace(setup, by_machine=True))
+    assert [(gpus, machines) for (_, gpus), (_, machines) in zip(log.gpus, log.machines, strict=True)] == [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+        (2, 1),
+        (1, 1),
+    ]
+    assert {machines for _, machines in play(jobs, setup=setup).machines} == {None}
+
+
 def test_requests_beyond_the_limit_queue_at_the_router() -> None:
     jobs = [job(f"q{n}", 0.0, 10, 100) for n in range(3)]
     limited = play(jobs, replace(RULE, max_ongoing=1), replace(SETUP, max_gpus=1))

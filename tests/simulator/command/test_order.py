@@ -45,6 +45,13 @@ def test_options_reach_the_setup() -> None:
     assert setup.limits == Limits(moves_per_epoch=4, cooldown_s=5, headroom_s=6)
 
 
+@pytest.mark.parametrize(("number", "by_machine"), [(1, False), (4, True)])
+def test_a_machine_is_a_node_that_is_counted_if_it_has_several_gpus(number: int, by_machine: bool) -> None:
+    setup = order(*TRACE, *POLICY, "--gpus-per-machine", str(number)).setup
+    assert (setup.gpus_per_node, setup.by_machine) == (number, by_machine)
+    assert not order(*TRACE, *POLICY, "--gpus-per-node", str(number)).setup.by_machine
+
+
 def test_number_of_gpus_for_prefills_is_given_or_decided_up_to_a_maximum() -> None:
     given = ("--prefill-gpus", "2")
     for auto in (False, True):
@@ -169,6 +176,7 @@ def test_a_workload_that_cannot_be_made_is_refused(argv: str, complaint: str) ->
         ("--decode-rate -25", "decode rate must be a number greater than 0, got -25"),
         ("--decode-rate 0.5", "At 0.5 tokens/s a request gets no token in an epoch of 1 s"),
         ("--gpus-per-node 0", "number of GPUs per node must be 1 or more, got 0"),
+        ("--gpus-per-machine 0", "number of GPUs per machine must be 1 or more, got 0"),
         ("--max-gpus 0", "number of GPUs must be 1 or more, got 0"),
         ("--moves-per-epoch -1", "number of moves per epoch must be 0 or more, got -1"),
         ("--cooldown -1", "cooldown must be 0 or more"),

@@ -33,6 +33,14 @@ def test_gpu_seconds_are_those_of_the_window() -> None:
     assert list(within([(0.0, 1)], 5.0, 7.0)) == [(5.0, 7.0, 1)]
 
 
+def test_machine_seconds_are_those_of_the_window_if_machines_are_counted() -> None:
+    made = ServiceRecorder(lambda now: None)
+    for now, gpus, machines in ((0.0, 8, 1), (150.0, 9, 2), (190.0, 8, 1)):
+        made.counted(now, gpus, machines)
+    assert served(made, [], WINDOW, 300.0).machine_seconds == 50 * 1 + 40 * 2 + 10 * 1
+    assert served(recorder(), [], WINDOW, 300.0).machine_seconds is None
+
+
 def test_first_tokens_count_by_the_arrival() -> None:
     arrivals = jobs(50.0, 100.0, 199.0, 200.0)
     found = served(recorder({"q0": 150.0, "q1": 101.0, "q2": 204.0, "q3": 290.0}), arrivals, WINDOW, 300.0)

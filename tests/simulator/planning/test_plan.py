@@ -97,6 +97,16 @@ def test_the_answer_is_a_table_and_sentences() -> None:
         assert contender is Contender.MELL or any(line.startswith(f"{TITLES[contender]}: ") for line in lines)
 
 
+def test_machine_seconds_stand_beside_gpu_seconds_of_every_contender() -> None:
+    found = planned(*EASY, "--gpus-per-machine", "2")
+    for case in found["cases"]:
+        assert case["gpu_seconds"] / 2 <= case["machine_seconds"] <= case["gpu_seconds"]
+    head, table, _ = render_plan(found).split("\n\n")
+    assert "machines of 2 GPUs (--gpus-per-machine)" in head.splitlines()
+    assert "GPU-seconds  machine-seconds  GPUs mean" in table.splitlines()[0]
+    assert all("machine_seconds" not in case for case in planned(*EASY)["cases"])
+
+
 def test_a_plan_of_service_classes_reports_each_with_its_level() -> None:
     classes = ("--class", "chat:rank=1,share=0.4,ttft_p99=40", "--class", "batch:rank=-1,share=0.4,ttft_p99=0.05")
     found = planned(*EASY, *classes)

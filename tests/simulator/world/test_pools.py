@@ -33,8 +33,10 @@ class PoolLog(Log):
     devices: list[tuple[float, int]] = field(default_factory=list)
     """The number of devices that the pool has, and since when."""
 
-    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
-        Log.decided(self, now, cluster, plans, closing)
+    def decided(
+        self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+    ) -> None:
+        Log.decided(self, now, cluster, plans, closing, machines)
         self.decided_on |= {str(request) for request in cluster.requests}
         (world,) = self.worlds
         occupants = list(world.devices.occupants.values())
@@ -126,6 +128,16 @@ def test_devices_of_the_wished_node_come_first() -> None:
         devices.give_back(names[1])
 
 
+def test_machines_in_use_are_filled_before_another_one() -> None:
+    devices = Devices(per_node=2, by_machine=True)
+    names = [Occupant(LARGE, ReplicaId(f"gpu-{number}")) for number in range(5)]
+    assert [devices.take(name, "node-0") for name in names[:4]] == ["node-0", "node-0", "node-1", "node-1"]
+    for name in names[:3]:
+        devices.give_back(name)
+    nodes = [devices.take(name, "node-0") for name in (names[0], names[1], names[2], names[4])]
+    assert nodes == ["node-1", "node-0", "node-0", "node-2"]
+
+
 def test_without_a_limit_there_is_always_a_device() -> None:
     devices = Devices(per_node=1)
     assert [devices.take(Occupant(pool, ReplicaId("gpu-0")), "node-0") for pool in (LARGE, SMALL)] == [
@@ -137,7 +149,12 @@ def test_without_a_limit_there_is_always_a_device() -> None:
 
 @pytest.mark.parametrize(
     ("change", "limit"),
-    [(replace(SETUP, epoch_s=2.0), 4), (replace(SETUP, horizon_s=9.0), 4), (replace(SETUP, gpus_per_node=4), None)],
+    [
+        (replace(SETUP, epoch_s=2.0), 4),
+        (replace(SETUP, horizon_s=9.0), 4),
+        (replace(SETUP, gpus_per_node=4), None),
+        (replace(SETUP, by_machine=True), None),
+    ],
 )
 def test_pools_of_one_world_have_the_same_time_and_nodes(change: Setup, limit: int | None) -> None:
     specs = [PoolSpec(name, policy("pack"), setup, COSTS, Log()) for name, setup in ((LARGE, SETUP), (SMALL, change))]

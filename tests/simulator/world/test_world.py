@@ -195,9 +195,11 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
 
     @dataclass
     class Check(Log):
-        def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0) -> None:
+        def decided(
+            self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+        ) -> None:
             nonlocal checked
-            Log.decided(self, now, cluster, plans, closing)
+            Log.decided(self, now, cluster, plans, closing, machines)
             for name, engine in pool.replicas.engines.items():
                 queues = engine.scheduler
                 waiting = {each.id for each in queues.waiting}
@@ -246,3 +248,25 @@ def test_engines_whose_size_changes_every_second_lose_no_request(seed: int, bloc
     played.run(jobs)
     assert len(log.lives) == len(jobs) > 20
     assert any(transfer.path is not None for transfer in log.transfers), "requests left what shrank"
+
+
+def test_machines_are_counted_and_the_decision_has_the_nodes_of_replicas() -> None:
+    costs = replace(COMPUTES, startup_s=3.0, migration=MIGRATION)
+    setup = Setup(Tokens(1000), gpus_per_node=2, by_machine=True, horizon_s=300.0)
+
+    @dataclass
+    class Check(Log):
+        def decided(
+            self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
+        ) -> None:
+            Log.decided(self, now, cluster, plans, closing, machines)
+            engines, opened = pool.replicas.engines, {action.replica for plan in plans for action in plan.opened}
+            assert machines == len({engine.node for engine in engines.values()})
+            for name, replica in cluster.replicas.items():
+                assert name in opened or replica.node == engines[name].node
+
+    log = Check()
+    world = one_pool(policy("pack"), setup, costs, log)
+    (pool,) = world.pools
+    world.run([job(f"q{n}", 2.0 * n, 200, 400) for n in range(60)])
+    assert max(gpus for _, gpus in log.gpus) > 2 and len(log.lives) == 60
