@@ -66,7 +66,7 @@ class IngressBackend:
 
     def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
-        app = own_app()
+        self.application = app = own_app()
         self._pool = pool = topology.pools[config.model_id]
         self._api = api
         self.settings: IngressSettings = config

@@ -15,8 +15,9 @@ from policies.model import Role
 
 
 class ControlBackend(Protocol):
-    """The port of these routes to the ingress replica."""
+    """The port of these routes to the ingress replica. `application` is its name in Serve."""
 
+    application: str
     gate: Gate
     orders: EngineOrders
     telemetry: RequestTelemetry

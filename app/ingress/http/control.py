@@ -42,6 +42,7 @@ from app.ingress.http.operation import (
     AdapterOperation,
     Operation,
     OperatorOperation,
+    Responses,
     check_operator,
     refusals,
     text,
@@ -113,6 +114,39 @@ async def load(backend: Backend) -> ServerLoad:
 async def live() -> PlainTextResponse:
     """Check that the ingress runs."""
     return PlainTextResponse("OK")
+
+
+_UNREADY: Responses = {
+    503: {"description": "The reason, as text.", "content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}
+}
+
+
+@service.get(
+    "/-/healthz",
+    response_class=Response,
+    response_description="`success`: as `GET /health`.",
+    responses={**text(), **_UNREADY},
+)
+async def healthz(backend: Backend) -> PlainTextResponse:
+    """Check that requests can be served, by the name and with the texts of Ray Serve's proxy.
+
+    KubeRay's probes ask it.
+    """
+    reason = backend.health()
+    return PlainTextResponse(reason or "success", 503 if reason else 200)
+
+
+@service.get(
+    "/-/routes",
+    response_model=dict[str, str],
+    response_description="The path below which the ingress answers, with the name of the application.",
+    responses=_UNREADY,
+)
+async def routes(backend: Backend) -> Response:
+    """List the application, by the name and in the form of Ray Serve's proxy."""
+    if reason := backend.health():
+        return PlainTextResponse(reason, 503)
+    return JSONResponse({backend.settings.root_path or "/": backend.application})
 
 
 @service.get("/version", response_description="Versions.")

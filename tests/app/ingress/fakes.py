@@ -535,6 +535,7 @@ class Backend:
         admin_key: str | None = None,
     ) -> None:
         self.id: IngressId = INGRESS
+        self.application = "mell"
         self.model = model
         self.streams = service.streams
         self.service = service
@@ -545,6 +546,7 @@ class Backend:
             max_prompt_tokens=max_prompt_tokens,
             request_timeout_s=request_timeout_s,
             admin_key=admin_key,
+            root_path="",
             allow_runtime_lora_updating=True,
         )
         self.utilities = Utilities()

@@ -77,7 +77,10 @@ async def test_without_keys_every_client_is_admitted(api: Api, method: str, path
     assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/live", "/version"])
+OPEN = ("/health", "/ping", "/load", "/live", "/version", "/-/healthz", "/-/routes")
+
+
+@pytest.mark.parametrize("path", OPEN)
 async def test_probes_need_no_key(path: str) -> None:
     assert (await limited().get(path)).status_code == 200
 
@@ -91,7 +94,7 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     operators |= {"/mell/cache/match", "/mell/cache/copy", "/mell/cache/pin", "/mell/cache"}
     operators |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     page = {"/mell/", "/mell/assets/{name}"}
-    assert paths == operators | page | {"/health", "/ping", "/load", "/live", "/version", "/metrics", "/openapi.json"}
+    assert paths == operators | page | {*OPEN, "/metrics", "/openapi.json"}
 
 
 async def test_api_keys_and_the_admin_key_are_distinct() -> None:
