@@ -15,6 +15,7 @@ from app.configuration.files import missing_files
 from app.configuration.ray_llm import Args, LlmConfigsRefused, as_settings
 from app.configuration.surroundings import refused_entries, refused_proxy
 from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
+from app.ingress.access.operators import ADMIN_VARIABLE, parse_admin_key
 from app.ingress.config import IngressConfig, Tenancy
 from app.settings import (
     CPU_ENGINE,
@@ -206,7 +207,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
 def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
     loading = settings.model_loading_config
     return IngressConfig(
-        **{**dict(settings.ingress), "keep_alive_s": _keep_alive_s(settings)},
+        **{**dict(settings.ingress), "keep_alive_s": _keep_alive_s(settings), "admin_key": _admin_key(settings)},
         model_id=engine.model_id,
         model_source=engine.model_source,
         engine_kwargs=engine.kwargs,
@@ -231,6 +232,14 @@ def _keep_alive_s(settings: Settings) -> float | None:
     if not given.isdecimal() or not int(given):
         raise ValueError(f"{_KEEP_ALIVE} is {given!r}: write a number of seconds")
     return float(given)
+
+
+def _admin_key(settings: Settings) -> str | None:
+    """The admin key of the settings or, if they have none, of the environment. Raises ValueError if that is invalid."""
+    ingress, given = settings.ingress, os.environ.get(ADMIN_VARIABLE)
+    if given is None or ingress.admin_key is not None or ingress.admin_key_file is not None:
+        return ingress.admin_key
+    return parse_admin_key(given, ADMIN_VARIABLE)
 
 
 def _tenancy(settings: Settings) -> Tenancy:

@@ -18,6 +18,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from app.ingress.access.admission import FirstTokenDeadlines, Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
+from app.ingress.access.operators import OperatorAccess
 from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
@@ -72,6 +73,7 @@ class IngressBackend:
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         keys = self._key_file.read() if self._key_file is not None else config.api_keys
+        self.operators = OperatorAccess(config.admin_key, config.admin_key_file)
         self.tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self.progress = StartProgress.of(config)
@@ -129,7 +131,8 @@ class IngressBackend:
         self._peers = running
 
     async def _refresh(self) -> None:
-        """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
+        """Refresh the view of the cluster, report latencies to the scheduler, and reload changed key files."""
+        self.operators.reload()
         if self._key_file is not None:
             self.gate.reload(self._key_file)
         await self._placer.refresh()

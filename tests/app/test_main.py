@@ -32,6 +32,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "config.json").write_text("{}")
     monkeypatch.setenv("MELL_CACHE", str(tmp_path))
     monkeypatch.delenv("MELL_API_KEYS", raising=False)
+    monkeypatch.delenv("MELL_ADMIN_KEY", raising=False)
     monkeypatch.setattr("app.main.check_installed", lambda settings: None)
     return folder
 
@@ -386,6 +387,19 @@ def test_the_ingress_itself_reads_the_key_file(tmp_path: Path, monkeypatch: pyte
 def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MELL_API_KEYS", entry("a", "k"))
     assert ingress_config().api_keys == (ApiKey("a", digest("k")),)
+
+
+def test_the_admin_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert ingress_config().admin_key is None
+    monkeypatch.setenv("MELL_ADMIN_KEY", "of-the-environment\n")
+    assert ingress_config().admin_key == "of-the-environment"
+    assert ingress_config(admin_key="of-the-settings").admin_key == "of-the-settings"
+    (tmp_path / "admin.key").write_text("of-the-file")
+    config = ingress_config(admin_key_file=str(tmp_path / "admin.key"))
+    assert (config.admin_key, config.admin_key_file) == (None, str(tmp_path / "admin.key"))
+    monkeypatch.setenv("MELL_ADMIN_KEY", "")
+    with pytest.raises(ValueError, match=r"^MELL_ADMIN_KEY: write a key of 8 or more"):
+        build_app({})
 
 
 def test_keys_are_isolated_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from app.ingress.access.admission import Gate
+from app.ingress.access.operators import OperatorAccess
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -19,6 +20,7 @@ class ControlBackend(Protocol):
 
     application: str
     gate: Gate
+    operators: OperatorAccess
     orders: EngineOrders
     telemetry: RequestTelemetry
     settings: IngressSettings

@@ -43,7 +43,6 @@ from app.ingress.http.operation import (
     Operation,
     OperatorOperation,
     Responses,
-    check_operator,
     refusals,
     text,
 )
@@ -116,9 +115,7 @@ async def live() -> PlainTextResponse:
     return PlainTextResponse("OK")
 
 
-_UNREADY: Responses = {
-    503: {"description": "The reason, as text.", "content": {"text/plain; charset=utf-8": {"schema": {"type": "string"}}}}
-}
+_UNREADY: Responses = {503: {"description": "The reason, as text.", **text()[200]}}
 
 
 @service.get(
@@ -525,7 +522,7 @@ class ControlRoutes:
 
     def __init__(self, backend: ControlBackend) -> None:
         self._backend = backend
-        self._page = PageRoutes(backend, lambda http: check_operator(http, backend.settings))
+        self._page = PageRoutes(backend, backend.operators.check)
 
     def close(self) -> None:
         """End the streams of open pages, for which a stopping server would otherwise wait."""

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
+from app.ingress.access.operators import OperatorAccess
 from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
@@ -540,12 +541,12 @@ class Backend:
         self.streams = service.streams
         self.service = service
         self.gate = gate or Gate()
+        self.operators = OperatorAccess(admin_key)
         self.telemetry = RequestTelemetry(model)
         self.settings = IngressSettings.model_construct(
             max_body_bytes=max_body_bytes,
             max_prompt_tokens=max_prompt_tokens,
             request_timeout_s=request_timeout_s,
-            admin_key=admin_key,
             root_path="",
             allow_runtime_lora_updating=True,
         )
@@ -558,8 +559,8 @@ class Backend:
         self.adapter_orders: list[LoadAdapter | str] = []
         self.matched: list[MatchOrder] = []
 
-    def require(self, admin_key: str) -> None:
-        self.settings = self.settings.model_copy(update={"admin_key": admin_key})
+    def require(self, admin_key: str | None) -> None:
+        self.operators = OperatorAccess(admin_key)
 
     def health(self) -> str | None:
         return self.unhealthy
