@@ -24,6 +24,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.draining import CloseConnections, Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.http.server import HttpServer
 from app.ingress.streams.placing import Placer
@@ -105,6 +106,7 @@ class IngressBackend:
         chooser = ClassChooser(config.service_classes, config.service_tiers)
         deadlines = FirstTokenDeadlines(config.deadlines_s, placer.soonest_s)
         self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
+        self.draining = Draining(lambda: self.gate.running)
         self.streams = Streams(
             self.id,
             replicas,
@@ -162,6 +164,8 @@ class IngressBackend:
 
     def health(self) -> str | None:
         """See `Backend.health`."""
+        if self.draining.active:
+            return self.draining.reason
         if not self.progress.ended:
             return f"starting: {len(self._membership.running)} of {self.progress.initial} replicas run"
         return None if self._membership.running else "no replica accepts requests"
@@ -351,7 +355,9 @@ class IngressReplica:
         freeze_heap()
         if config.port is not None:
             service = f"{own_app()}.{generation()}"
-            self._server = await serve_own_port(self._app, config, service, self._backend.progress)
+            self._server = await serve_own_port(
+                CloseConnections(self._app, self._backend.draining), config, service, self._backend.progress
+            )
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""

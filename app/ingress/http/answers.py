@@ -304,6 +304,14 @@ class ModeSet(Described):
     mode: Mode
 
 
+class IngressDrain(Described):
+    """The ingress process that has answered."""
+
+    id: str = Field(description="The id of its replica in Serve.")
+    state: Literal["DRAINING", "RUNNING"]
+    running_calls: int = Field(description="Calls that still run. Draining and without any, it may be ended.")
+
+
 class DrainStarted(Described):
     """The replica is being emptied."""
 

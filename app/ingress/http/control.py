@@ -3,7 +3,7 @@
 A handler's docstring describes its route in the OpenAPI document and in docs/api.md.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
@@ -23,6 +23,7 @@ from app.ingress.http.answers import (
     Copied,
     DrainStarted,
     Dropped,
+    IngressDrain,
     Match,
     Migrations,
     Modes,
@@ -49,6 +50,7 @@ from app.ingress.http.operation import (
 from app.ingress.http.orders import (
     BoundsOrder,
     CopyPrompt,
+    DrainOrder,
     DropOrder,
     LoadAdapter,
     MatchOrder,
@@ -238,6 +240,37 @@ async def drain(backend: Backend, replica: Replica) -> DrainStarted:
     - The scheduler or the replica is away (503).
     """
     return DrainStarted(id=_accepted(await backend.drain(replica)), state="DRAINING")
+
+
+_PATIENT = DrainOrder()
+
+
+@operators.post(
+    "/mell/ingress/drain",
+    response_description="It drains. Once no call runs it may be ended; `running_calls` still run after `wait_s`.",
+    responses=refusals(*READING, 422),
+)
+async def drain_ingress(backend: Backend, order: DrainOrder = _PATIENT) -> IngressDrain:
+    """Drain the ingress process that answers, before it is ended.
+
+    From now on `/health` and `/-/healthz` answer 503, and every answer closes its connection. Calls are still taken: a
+    balancer sends some until it has seen that. The order is answered once no call runs, or after `wait_s`. It may be
+    repeated. The body may be empty.
+
+    Refused:
+
+    - `ingress.port` is `null`, so clients connect to Serve's proxy (422).
+    """
+    if backend.settings.port is None:
+        raise ApiError(422, "clients connect to Serve's proxy, not to this ingress: ingress.port is null")
+    running = await backend.draining.drain(order.wait_s)
+    return _ingress_drain(backend, running)
+
+
+@operators.delete("/mell/ingress/drain", response_description="It is as before.")
+async def undo_drain_of_ingress(backend: Backend) -> IngressDrain:
+    """Undo the drain of the ingress process that answers."""
+    return _ingress_drain(backend, backend.draining.undo())
 
 
 @operators.post(
@@ -497,6 +530,11 @@ async def unload_adapter(backend: Backend, order: UnloadAdapter) -> PlainTextRes
     - No such adapter is loaded (404), or it is in `lora_modules` (400).
     """
     return PlainTextResponse(await backend.unload_adapter(order.lora_name))
+
+
+def _ingress_drain(backend: ControlBackend, running: int) -> IngressDrain:
+    state: Literal["DRAINING", "RUNNING"] = "DRAINING" if backend.draining.active else "RUNNING"
+    return IngressDrain(id=backend.id, state=state, running_calls=running)
 
 
 def _accepted(answer: MoveAnswer) -> str:

@@ -27,6 +27,7 @@ from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
@@ -542,12 +543,14 @@ class Backend:
         self.service = service
         self.gate = gate or Gate()
         self.operators = OperatorAccess(admin_key)
+        self.draining = Draining(lambda: self.gate.running)
         self.telemetry = RequestTelemetry(model)
         self.settings = IngressSettings.model_construct(
             max_body_bytes=max_body_bytes,
             max_prompt_tokens=max_prompt_tokens,
             request_timeout_s=request_timeout_s,
             root_path="",
+            port=8000,
             allow_runtime_lora_updating=True,
         )
         self.utilities = Utilities()
@@ -563,7 +566,7 @@ class Backend:
         self.operators = OperatorAccess(admin_key)
 
     def health(self) -> str | None:
-        return self.unhealthy
+        return self.draining.reason or self.unhealthy
 
     def version(self) -> dict[str, str]:
         return {"version": "1", "vllm": "2", "ray": "3", "torch": "4"}
