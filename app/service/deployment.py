@@ -27,6 +27,7 @@ from app.ingress.http.control import ControlRoutes
 from app.ingress.http.draining import CloseConnections, Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.http.server import HttpServer
+from app.ingress.node_orders import NodeOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -47,6 +48,7 @@ from deployments.processes.niceness import take_niceness_of_parent
 from deployments.serve.adapters import AdapterStore
 from deployments.serve.environment import check_environment
 from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.nodes import RayNodes
 from deployments.serve.retirement import generation
 from deployments.serve.routing import own_app, own_id
 from migration.protocol.messages import PathRequest
@@ -93,6 +95,7 @@ class IngressBackend:
             ],
         )
         self.orders = EngineOrders(replicas, self._membership)
+        self.nodes = NodeOrders(RayNodes(), self.state)
         self._adapters = AdapterOrders(
             AdapterStore(app),
             config.model_names,

@@ -7,6 +7,7 @@ from app.ingress.access.operators import OperatorAccess
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
+from app.ingress.node_orders import NodeOrders
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAnswer
@@ -25,6 +26,7 @@ class ControlBackend(Protocol):
     gate: Gate
     operators: OperatorAccess
     orders: EngineOrders
+    nodes: NodeOrders
     telemetry: RequestTelemetry
     settings: IngressSettings
 

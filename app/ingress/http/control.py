@@ -29,6 +29,7 @@ from app.ingress.http.answers import (
     Modes,
     ModeSet,
     MoveStarted,
+    NodeDrain,
     PinnedPrefix,
     RoleSet,
     ServerLoad,
@@ -56,6 +57,7 @@ from app.ingress.http.orders import (
     MatchOrder,
     ModeRequest,
     MoveRequest,
+    NodeDrainOrder,
     PinOrder,
     RoleOrder,
     StartProfile,
@@ -78,6 +80,7 @@ async def _backend(http: Request) -> ControlBackend:
 
 Backend = Annotated[ControlBackend, Depends(_backend)]
 Replica = Annotated[str, Path(description="An id from `/mell/state`.")]
+NodeName = Annotated[str, Path(description="An id in Ray, as `node` in `/mell/state`, or an address or a host name.")]
 
 # --- for every client -----------------------------------------------------------------------------------
 
@@ -240,6 +243,31 @@ async def drain(backend: Backend, replica: Replica) -> DrainStarted:
     - The scheduler or the replica is away (503).
     """
     return DrainStarted(id=_accepted(await backend.drain(replica)), state="DRAINING")
+
+
+_UNTIL_EMPTY = NodeDrainOrder()
+
+
+@operators.post(
+    "/mell/nodes/{node}/drain",
+    status_code=202,
+    response_description="Their replicas are replaced elsewhere, and the requests on them move while they run.",
+    responses=refusals(*READING, 404, 422, 503),
+)
+async def drain_node(backend: Backend, node: NodeName, order: NodeDrainOrder = _UNTIL_EMPTY) -> NodeDrain:
+    """Drain a node that goes away.
+
+    Ray starts nothing more there, and ends the node once it is empty; this cannot be undone. The order may be repeated,
+    also for a node that has ended. The body may be empty.
+
+    Refused:
+
+    - No node has the id, address or host name (404, with `nodes`).
+    - It is Ray's head node, or the only node (422).
+    - Ray does not answer (503).
+    """
+    draining = await backend.nodes.drain(node, order.within_s)
+    return NodeDrain(nodes=draining.nodes, replicas=draining.replicas)
 
 
 _PATIENT = DrainOrder()

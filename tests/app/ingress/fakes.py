@@ -29,6 +29,7 @@ from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
+from app.ingress.node_orders import NodeOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
@@ -37,6 +38,7 @@ from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PinAns
 from deployments.channels.wire import Batch
 from deployments.engine.port import ProfileSession, Tie
 from deployments.replica.moves import Moves
+from deployments.serve.nodes import Node
 from deployments.serve.routing import Unrouted
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
@@ -523,6 +525,30 @@ class Utility:
 # --- HTTP ---------------------------------------------------------------------------------------------
 
 
+HEAD_NODE, NODE_A, NODE_B = (
+    Node("h" * 8, "10.0.0.1", "head", is_head=True),
+    Node("a" * 8, "10.0.0.2", "gpu-a"),
+    Node("b" * 8, "10.0.0.3", "gpu-b"),
+)
+
+
+class FakeNodes:
+    """Implements `Nodes`; `failure` is raised instead of an answer."""
+
+    def __init__(self) -> None:
+        self.listed = [HEAD_NODE, NODE_A, NODE_B]
+        self.drained: list[tuple[str, float | None]] = []
+        self.failure: Exception | None = None
+
+    async def all_nodes(self) -> Iterable[Node]:
+        return self.listed
+
+    async def drain_node(self, id: str, within_s: float | None) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.drained.append((id, within_s))
+
+
 class Backend:
     """Implements `ControlBackend` and `Backend` over a service; `answer` replaces the answers to orders."""
 
@@ -555,6 +581,8 @@ class Backend:
         )
         self.utilities = Utilities()
         self.orders = EngineOrders(self.utilities, service.members)
+        self.cluster = FakeNodes()
+        self.nodes = NodeOrders(self.cluster, self.state)
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[Any, ...]] = []
@@ -579,7 +607,9 @@ class Backend:
 
     async def state(self) -> dict[str, Any]:
         loads = [(r.id, load) for r in self.service.replicas.values() for load in r.host.loads()]
-        return self.mode | {"replicas": [{"id": r, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]}
+        return self.mode | {
+            "replicas": [{"id": r, "node": NODE_A.id, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]
+        }
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": []}
