@@ -31,7 +31,7 @@ from app.ingress.node_orders import NodeOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
-from app.ingress.telemetry.scrape import MetricsCollector
+from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi
 from app.service.starting import StartProgress, serve_own_port
@@ -89,10 +89,8 @@ class IngressBackend:
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
-            [
-                (pool, replicas, self._membership),
-                ("Ingress", processes, self._ingresses),
-            ],
+            [(pool, replicas, self._membership)],
+            (processes, self._ingresses),
         )
         self.orders = EngineOrders(replicas, self._membership)
         self.nodes = NodeOrders(RayNodes(), self.state)
@@ -181,9 +179,9 @@ class IngressBackend:
         """The metrics of this ingress."""
         return (*self.telemetry.expose(self.id), *await self._api.metrics(self.id))
 
-    async def metrics(self) -> bytes:
+    async def metrics(self, scope: MetricsScope) -> bytes:
         """See `Backend.metrics`."""
-        return await self._metrics.scrape()
+        return await self._metrics.scrape(scope)
 
     async def document(self) -> bytes:
         """See `Backend.document`."""

@@ -9,6 +9,7 @@ from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.node_orders import NodeOrders
 from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.scrape import MetricsScope
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAnswer
 from migration.protocol.messages import PathRequest
@@ -38,7 +39,7 @@ class ControlBackend(Protocol):
         """Versions of Mell, vLLM, Ray and torch."""
         ...
 
-    async def metrics(self) -> bytes:
+    async def metrics(self, scope: MetricsScope) -> bytes:
         """The body of `/metrics`."""
         ...
 

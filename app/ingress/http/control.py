@@ -5,7 +5,7 @@ A handler's docstring describes its route in the OpenAPI document and in docs/ap
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Path
+from fastapi import APIRouter, Depends, FastAPI, Path, Query
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -65,7 +65,7 @@ from app.ingress.http.orders import (
 )
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS
-from app.ingress.telemetry.scrape import CONTENT_TYPE
+from app.ingress.telemetry.scrape import CONTENT_TYPE, MetricsScope
 from deployments.api.calls import MoveAccepted, MoveAnswer
 from deployments.engine.port import ProfileSession
 
@@ -80,6 +80,13 @@ async def _backend(http: Request) -> ControlBackend:
 
 Backend = Annotated[ControlBackend, Depends(_backend)]
 Replica = Annotated[str, Path(description="An id from `/mell/state`.")]
+Scope = Annotated[
+    MetricsScope,
+    Query(
+        description="`all`: all processes; `share`: each process in the answer of one ingress only, for scrapes of "
+        "every ingress; `process`: the ingress that answers."
+    ),
+]
 NodeName = Annotated[str, Path(description="An id in Ray, as `node` in `/mell/state`, or an address or a host name.")]
 
 # --- for every client -----------------------------------------------------------------------------------
@@ -160,13 +167,13 @@ async def version(backend: Backend) -> Versions:
 @service.get(
     "/metrics",
     response_class=Response,
-    responses=text(CONTENT_TYPE),
+    responses={**text(CONTENT_TYPE), **refusals(400)},
     response_description="Prometheus's text format; docs/metrics.md explains each metric.",
 )
-async def metrics(backend: Backend) -> Response:
-    """Collect the metrics of the whole application."""
+async def metrics(backend: Backend, scope: Scope = MetricsScope.ALL) -> Response:
+    """Collect the metrics of the whole application, or of a part of its processes."""
     # Open to every client, since it reveals nothing about any single request.
-    return Response(await backend.metrics(), media_type=CONTENT_TYPE)
+    return Response(await backend.metrics(scope), media_type=CONTENT_TYPE)
 
 
 @service.get(
@@ -599,7 +606,7 @@ class ControlRoutes:
         handlers: dict[Any, Any] = {
             ApiError: _api_error,
             HTTPException: _http_error,
-            RequestValidationError: _no_such_path,
+            RequestValidationError: _invalid_parameter,
             ClientDisconnect: _client_disconnected,
             Exception: _internal_error,
         }
@@ -621,9 +628,14 @@ def _http_error(http: Request, error: HTTPException) -> Response:
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
 
 
-def _no_such_path(http: Request, error: RequestValidationError) -> Response:
-    """Bodies have been read before: FastAPI refuses only parameters of a path, such as one that is no UTF-8."""
-    return JSONResponse(ApiError(404, "Not Found").body(), 404)
+def _invalid_parameter(http: Request, error: RequestValidationError) -> Response:
+    """Bodies have been read before: FastAPI refuses only parameters of a query, and of a path that is no UTF-8."""
+    first = error.errors()[0]
+    place, name = first["loc"][:2]
+    if place != "query":
+        return JSONResponse(ApiError(404, "Not Found").body(), 404)
+    refused = ApiError(400, f"{name}: {first['msg']}", param=str(name), code="invalid_value")
+    return JSONResponse(refused.body(), refused.status)
 
 
 def _client_disconnected(http: Request, error: ClientDisconnect) -> Response:

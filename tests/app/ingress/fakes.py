@@ -33,6 +33,7 @@ from app.ingress.node_orders import NodeOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
+from app.ingress.telemetry.scrape import MetricsScope
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PinAnswer, PinRefusal, PlaceCall, Submission
 from deployments.channels.wire import Batch
@@ -599,8 +600,8 @@ class Backend:
     def version(self) -> dict[str, str]:
         return {"version": "1", "vllm": "2", "ray": "3", "torch": "4"}
 
-    async def metrics(self) -> bytes:
-        return b"# metrics\n"
+    async def metrics(self, scope: MetricsScope) -> bytes:
+        return f"# {scope}\n".encode()
 
     async def document(self) -> bytes:
         return b"{}"

@@ -71,6 +71,17 @@ async def test_the_load_is_the_number_of_calls_that_run(api: Api) -> None:
     assert (await api.get("/load")).json() == {"server_load": 0}
 
 
+@pytest.mark.parametrize("scope", ["all", "share", "process"])
+async def test_metrics_have_a_scope(api: Api, scope: str) -> None:
+    assert (await api.get(f"/metrics?scope={scope}")).text == f"# {scope}\n"
+
+
+async def test_an_unknown_scope_is_refused(api: Api) -> None:
+    response = await api.get("/metrics?scope=some")
+    assert response.status_code == 400 and response.json()["error"]["param"] == "scope"
+    assert (await api.get("/metrics")).text == "# all\n"
+
+
 async def test_versions_are_listed(api: Api) -> None:
     assert (await api.get("/version")).json()["vllm"] == "2"
 
