@@ -188,7 +188,10 @@ class IngressSettings(SettingsSection):
         8000, ge=1, le=65535, description="Port to listen on; null: requests come through Serve's own HTTP proxy."
     )
     num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
-    placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the ingress processes.")
+    placement: NodePlacement = Field(
+        default_factory=NodePlacement,
+        description="Nodes for the ingress processes; without one, nodes without GPUs are preferred.",
+    )
     keep_alive_s: float | None = Field(
         None,
         gt=0,

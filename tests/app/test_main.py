@@ -51,6 +51,30 @@ def test_processes_run_on_nodes_with_their_resources() -> None:
     assert all(MARK.items() <= each["runtime_env"]["env_vars"].items() for each in options)
 
 
+def test_processes_run_on_nodes_with_their_labels() -> None:
+    placed = {"placement": {"labels": {"pool": "front", "ray.io/market-type": "!spot"}}}
+    found = deployments({**shipped(), "ingress": placed, "scheduler": placed, "deployment_config": placed})
+    options = [found[name].ray_actor_options for name in ("Ingress", "Scheduler", "Engine")]
+    assert [each["label_selector"] for each in options] == [placed["placement"]["labels"]] * 3
+    assert not any("fallback_strategy" in each for each in options)
+    assert all(MARK.items() <= each["runtime_env"]["env_vars"].items() for each in options)
+    with pytest.raises(ValueError, match="Invalid label selector value"):
+        deployments({**shipped(), "ingress": {"placement": {"labels": {"pool": "in(a"}}}})
+
+
+def test_ingress_and_scheduler_prefer_nodes_without_gpus() -> None:
+    found = deployments(shipped())
+    for name in ("Ingress", "Scheduler"):
+        options = found[name].ray_actor_options
+        wanted = options["label_selector"]["ray.io/accelerator-type"]
+        assert wanted.startswith("!in(") and {"H100", "A100", "L4"} <= set(wanted[4:-1].split(","))
+        assert options["fallback_strategy"] == [{"label_selector": {}}], "any node, if there is no other"
+        assert MARK.items() <= options["runtime_env"]["env_vars"].items()
+    assert "label_selector" not in found["Engine"].ray_actor_options
+    by_resource = deployments({**shipped(), "ingress": {"placement": {"resources": {"front": 0.5}}}})
+    assert "label_selector" not in by_resource["Ingress"].ray_actor_options
+
+
 def test_the_keep_alive_time_is_the_settings_or_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
     monkeypatch.delenv(variable, raising=False)
