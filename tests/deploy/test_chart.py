@@ -19,8 +19,12 @@ def helm() -> Any:
 
 def rendered(helm: Any, values: Object) -> list[Object]:
     chart = helm.Chart.load(str(CHART))
-    texts = chart.render(values=values, name="chat", namespace="chats")
-    return [found for text in texts.values() for found in yaml.safe_load_all(text) if found]
+    rendered = chart.render(values=values, name="chat", namespace="chats")
+    return [found for each in rendered.values() for found in yaml.safe_load_all(each) if found]
+
+
+def text(found: Object) -> str:
+    return json.dumps(found, sort_keys=True)
 
 
 def test_the_chart_has_the_manifest_itself() -> None:
@@ -38,9 +42,7 @@ def test_the_objects_are_the_manifests(helm: Any) -> None:
     for each in wanted:
         each["metadata"]["namespace"] = "chats"
     found = rendered(helm, {})
-    assert sorted(json.dumps(each, sort_keys=True) for each in found) == sorted(
-        json.dumps(each, sort_keys=True) for each in wanted
-    )
+    assert sorted(map(text, found)) == sorted(map(text, wanted))
 
 
 def test_values_change_the_objects(helm: Any) -> None:
