@@ -595,7 +595,7 @@ class ControlRoutes:
 
     def __init__(self, backend: ControlBackend) -> None:
         self._backend = backend
-        self._page = PageRoutes(backend, backend.operators.check)
+        self._page = PageRoutes(backend, lambda http: backend.operators.check(http))
 
     def close(self) -> None:
         """End the streams of open pages, for which a stopping server would otherwise wait."""
