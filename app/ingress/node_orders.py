@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.ingress.errors import ApiError
-from deployments.serve.nodes import Node, Nodes
+from deployments.serve.nodes import ClusterNodes, Node
 from migration.protocol.errors import PeerLost, Refused
 
 
@@ -20,7 +20,7 @@ class DrainingNodes:
 class NodeOrders:
     """Drains nodes. `state` gives the document at `/mell/state`."""
 
-    def __init__(self, nodes: Nodes, state: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    def __init__(self, nodes: ClusterNodes, state: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._nodes = nodes
         self._state = state
 

@@ -43,7 +43,7 @@ class Node:
         return name in (self.id, self.address, self.hostname)
 
 
-class Nodes(Protocol):
+class ClusterNodes(Protocol):
     """The nodes of a cluster. Every call raises PeerLost if Ray does not answer."""
 
     async def all_nodes(self) -> Iterable[Node]:
@@ -56,14 +56,14 @@ class Nodes(Protocol):
 
 
 class RayNodes:
-    """Implements `Nodes` for the cluster of this process."""
+    """Implements `ClusterNodes` for the cluster of this process."""
 
     async def all_nodes(self) -> Iterable[Node]:
-        """See `Nodes.all_nodes`."""
+        """See `ClusterNodes.all_nodes`."""
         return [Node.of(entry) for entry in await _answered(ray.nodes)]
 
     async def drain_node(self, id: str, within_s: float | None) -> None:
-        """See `Nodes.drain_node`."""
+        """See `ClusterNodes.drain_node`."""
         ends_ms = 0 if within_s is None else int(1e3 * (time.time() + within_s))
         reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
 

@@ -534,7 +534,7 @@ HEAD_NODE, NODE_A, NODE_B = (
 
 
 class FakeNodes:
-    """Implements `Nodes`; `failure` is raised instead of an answer."""
+    """Implements `ClusterNodes`; `failure` is raised instead of an answer."""
 
     def __init__(self) -> None:
         self.listed = [HEAD_NODE, NODE_A, NODE_B]
