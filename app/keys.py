@@ -5,7 +5,7 @@ The key's list entry goes to standard output; the key itself goes to standard er
 
 import sys
 
-from app.ingress.access.keys import KeyListError, entry, new_key
+from app.ingress.access.keys import InvalidKeys, entry, new_key
 
 
 def main(arguments: list[str]) -> None:
@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> None:
     key = new_key()
     try:
         text = entry(arguments[0], key)
-    except KeyListError as error:
+    except InvalidKeys as error:
         raise SystemExit(f"app.keys: {error}") from None
     sys.stdout.write(text)
     sys.stdout.flush()

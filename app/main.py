@@ -14,7 +14,9 @@ from app.configuration.documents import IMPORT_PATHS
 from app.configuration.files import missing_files
 from app.configuration.ray_llm import Args, LlmConfigsRefused, as_settings
 from app.configuration.surroundings import refused_entries, refused_proxy
+from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
+from app.ingress.access.operators import ADMIN_VARIABLE, parse_admin_key
 from app.ingress.config import IngressConfig, Tenancy
 from app.settings import (
     CPU_ENGINE,
@@ -206,7 +208,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
 def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
     loading = settings.model_loading_config
     return IngressConfig(
-        **{**dict(settings.ingress), "keep_alive_s": _keep_alive_s(settings)},
+        **{**dict(settings.ingress), "keep_alive_s": _keep_alive_s(settings), "admin_key": _admin_key(settings)},
         model_id=engine.model_id,
         model_source=engine.model_source,
         engine_kwargs=engine.kwargs,
@@ -231,6 +233,14 @@ def _keep_alive_s(settings: Settings) -> float | None:
     if not given.isdecimal() or not int(given):
         raise ValueError(f"{_KEEP_ALIVE} is {given!r}: write a number of seconds")
     return float(given)
+
+
+def _admin_key(settings: Settings) -> str | None:
+    """The admin key of the settings or, if they have none, of the environment. Raises ValueError if that is invalid."""
+    ingress, given = settings.ingress, os.environ.get(ADMIN_VARIABLE)
+    if given is None or ingress.admin_key is not None or ingress.admin_key_file is not None:
+        return ingress.admin_key
+    return parse_admin_key(given, ADMIN_VARIABLE)
 
 
 def _tenancy(settings: Settings) -> Tenancy:
@@ -264,7 +274,7 @@ def _engine_deployment(settings: Settings, pool: PoolId) -> Any:
     env = _ENV | ({} if settings.gpus else {**CPU_ENV, **_compiled()}) | (HOOK if config.standby else {})
     resources: dict[str, Any] = {
         "num_cpus": config.num_cpus,
-        "resources": config.placement.resources,
+        **_placed(config.placement),
         "runtime_env": {"env_vars": env},
     }
     if settings.gpus:
@@ -315,9 +325,25 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
     )
 
 
+def _placed(placement: NodePlacement) -> dict[str, Any]:
+    """Ray's options for the nodes of a placement."""
+    selector = {"label_selector": placement.labels} if placement.labels else {}
+    return {"resources": placement.resources, **selector}
+
+
 def _light(placement: NodePlacement) -> dict[str, Any]:
     """The options of a process without a part of its own in a node's CPUs."""
-    return {"num_cpus": 0, "resources": placement.resources, "runtime_env": {"env_vars": _ONE_LOOP}}
+    options = {"num_cpus": 0, **_placed(placement), "runtime_env": {"env_vars": _ONE_LOOP}}
+    return options if placement.resources or placement.labels else options | _away_from_gpus()
+
+
+def _away_from_gpus() -> dict[str, Any]:
+    """Ray's options that prefer nodes without a GPU: a process without CPUs, too, keeps a node from being given back.
+
+    Ray labels nodes with the type of their GPUs. A node without the label has none of the types.
+    """
+    selector = {"ray.io/accelerator-type": f"!in({','.join(accelerator_types())})"}
+    return {"label_selector": selector, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def _scheduler_deployment(settings: Settings) -> Any:

@@ -4,6 +4,7 @@ Names follow ray.serve.llm where it has them (model_loading_config, engine_kwarg
 deployment_config.autoscaling_config).
 """
 
+import os
 import re
 import ssl
 from collections.abc import Collection, Mapping
@@ -18,6 +19,7 @@ from app.configuration.engine_arguments import did_you_mean, refused_arguments, 
 from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.classes import TIERS
 from app.ingress.access.keys import KeyFile, check_classes
+from app.ingress.access.operators import ADMIN_VARIABLE, read_admin_key
 from app.shipped import SHIPPED
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, as_settings, experts_over_ranks, whole_experts
 from deployments.config import (
@@ -186,7 +188,10 @@ class IngressSettings(SettingsSection):
         8000, ge=1, le=65535, description="Port to listen on; null: requests come through Serve's own HTTP proxy."
     )
     num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
-    placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the ingress processes.")
+    placement: NodePlacement = Field(
+        default_factory=NodePlacement,
+        description="Nodes for the ingress processes; without one, nodes without GPUs are preferred.",
+    )
     keep_alive_s: float | None = Field(
         None,
         gt=0,
@@ -269,7 +274,13 @@ class IngressSettings(SettingsSection):
     admin_key: str | None = Field(
         None,
         min_length=8,
-        description="Bearer key for the /mell routes; null: they are open on loopback only.",
+        description="Bearer key for the /mell routes; without it, `admin_key_file` and `MELL_ADMIN_KEY` they are open "
+        "on loopback only.",
+    )
+    admin_key_file: str | None = Field(
+        None,
+        min_length=1,
+        description="File with that key instead, which is read again when it changes, see operations.md.",
     )
     frontend_kwargs: dict[str, Any] = Field(
         default_factory=dict,
@@ -415,6 +426,17 @@ class IngressSettings(SettingsSection):
             raise ValueError("allow_credentials: every web page could use its reader's cookies: list allowed_origins")
         return self
 
+    @model_validator(mode="after")
+    def _has_one_admin_key(self) -> Self:
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("admin_key and admin_key_file: remove one of them")
+        return self
+
+    @property
+    def has_admin_key(self) -> bool:
+        """True if operators need a key, of the settings or of the environment."""
+        return (self.admin_key or self.admin_key_file or os.environ.get(ADMIN_VARIABLE)) is not None
+
     @property
     def adapters(self) -> tuple[Adapter, ...]:
         """The adapters of the configuration."""
@@ -434,6 +456,14 @@ class IngressSettings(SettingsSection):
             return None
         KeyFile(value).read()
         return str(Path(value).absolute())  # replicas have another working directory
+
+    @field_validator("admin_key_file")
+    @classmethod
+    def _has_key(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        read_admin_key(value)
+        return str(Path(value).absolute())
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]+)?|null")
@@ -627,7 +657,7 @@ class Settings(SettingsSection):
     def _check_adapters(self) -> None:
         """Raise ValueError for adapters that no engine could load, or no request could name."""
         ingress, updating = self.ingress, "ingress.allow_runtime_lora_updating"
-        if ingress.allow_runtime_lora_updating and ingress.admin_key is None:
+        if ingress.allow_runtime_lora_updating and not ingress.has_admin_key:
             raise ValueError(f"{updating}: its calls name folders of the engines' machines; set ingress.admin_key, too")
         if self.engine_kwargs.get("enable_lora") is not True:
             if ingress.adapters:

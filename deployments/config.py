@@ -63,6 +63,11 @@ class NodePlacement(SettingsSection):
         default_factory=dict,
         description="Custom resources of Ray that the node must have, with the amount that each process takes.",
     )
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels of Ray that the node must have, with a value or an expression of Ray's label selectors: "
+        "`front`, `!spot`, `in(a, b)`, `!in(a, b)`.",
+    )
 
 
 class MigrationSettings(SettingsSection):
@@ -249,7 +254,10 @@ class SchedulerSettings(SettingsSection):
         "`off`, which makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode. "
         "`mell mode` changes it at run time.",
     )
-    placement: NodePlacement = Field(default_factory=NodePlacement, description="Nodes for the scheduler.")
+    placement: NodePlacement = Field(
+        default_factory=NodePlacement,
+        description="Nodes for the scheduler; without one, nodes without GPUs are preferred.",
+    )
     routing: Routing = Field(
         Routing.TREE,
         strict=False,

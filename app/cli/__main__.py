@@ -5,6 +5,7 @@ Exit status: 0 for success; 1 if refused or failed, or for problems found; 2 for
 """
 
 import json
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,8 @@ app = typer.Typer(
 
 
 cache = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+node = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(node, name="node", help="Empty a node that goes away.")
 app.add_typer(cache, name="cache", help="Look into the prefix caches, copy between them, pin and delete blocks.")
 
 
@@ -167,6 +170,31 @@ def drain(
     """
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         orders.drain(endpoint, terminal, replica, wait)
+
+
+@node.command("drain")
+def drain_node(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NODE]", help="The node's id in Ray, its address or its host name.")
+    ] = None,
+    this: Annotated[bool, typer.Option("--self", help="The node that this command runs on.")] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="S", help="Wait until no replica is there, at most S seconds; then the node ends."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Drain a node that goes away.
+
+    Its replicas are replaced on other nodes, and their requests move while they run. Ray starts nothing more there, and
+    ends the node once it is empty.
+    """
+    if this == (name is not None):
+        raise typer.BadParameter("give NODE, or --self")
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.drain_node(endpoint, terminal, name or socket.gethostname(), wait)
 
 
 @app.command()

@@ -70,6 +70,10 @@ class MellEndpoint:
         """Order a drain; the answer."""
         return self._wait(self._mell.drain(replica), ordered=True)
 
+    def drain_node(self, node: str, within_s: float | None) -> dict[str, Any]:
+        """Order a drain of nodes; the answer."""
+        return self._wait(self._mell.drain_node(node, within_s), ordered=True)
+
     def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
         """Set a replica's role; the answer."""
         return self._wait(self._mell.set_role(replica, role), ordered=True)

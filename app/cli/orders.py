@@ -1,4 +1,4 @@
-"""`mell move`, `drain`, `role` and `mode`: give an order and, with --wait, wait until it is carried out."""
+"""`mell move`, `drain`, `node drain`, `role` and `mode`: give an order and, with --wait, wait for its outcome."""
 
 from enum import StrEnum
 
@@ -75,6 +75,38 @@ def _wait_until_gone(endpoint: MellEndpoint, terminal: Terminal, id: str) -> Non
 
 def _progress(replica: ReplicaDocument) -> str:
     return f"{plural(len(replica.requests), 'request')} left on {replica.id}, which is {replica.state}"
+
+
+def drain_node(endpoint: MellEndpoint, terminal: Terminal, node: str, wait_s: float | None) -> None:
+    """Order that a node be drained. With `wait_s`, raises Failed unless no replica is left there after that time."""
+    answer = endpoint.drain_node(node, wait_s)
+    nodes, replicas = frozenset(answer["nodes"]), answer["replicas"]
+    if not replicas:
+        terminal.show(f"no replica is on {node}")
+    else:
+        terminal.show(f"{node} drains: {plural(len(replicas), 'replica')} will be replaced elsewhere")
+        if wait_s is not None:
+            _wait_until_empty(endpoint, terminal, nodes, wait_s)
+            answer |= {"replicas": []}
+            terminal.show(f"{node} is empty")
+    terminal.write(answer)
+
+
+def _wait_until_empty(endpoint: MellEndpoint, terminal: Terminal, nodes: frozenset[str], wait_s: float) -> None:
+    """Wait until no replica is on the nodes, and show what is left whenever it changes. Raises Failed."""
+    shown, missing, as_of, until_s = "", 0, 0.0, terminal.clock() + wait_s
+    for state in terminal.poll(endpoint.state, WAIT_INTERVAL_S):
+        if state.as_of > as_of:
+            as_of = state.as_of
+            there = [replica for replica in state.replicas if replica.node in nodes]
+            missing = missing + 1 if not there else 0
+            if missing == _MISSING_STATES:
+                return
+            left = "; ".join(map(_progress, there))
+            if left and left != shown:
+                terminal.show(shown := left)
+        if terminal.clock() > until_s:
+            raise Failed(f"after {wait_s:g} s: {shown or 'the scheduler has not reported'}")
 
 
 class ModeChoice(StrEnum):

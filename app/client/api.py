@@ -132,6 +132,10 @@ class ApiClient:
         """Order a drain of a replica; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/drain", _object)
 
+    async def drain_node(self, node: str, within_s: float | None) -> dict[str, Any]:
+        """Order a drain of the nodes with this id, address or host name; the answer."""
+        return await self._call("POST", f"/mell/nodes/{quote(node, safe='')}/drain", _object, {"within_s": within_s})
+
     async def set_bounds(self, least: int, most: int) -> dict[str, Any]:
         """`POST /mell/bounds`: the answer."""
         order = {"min_replicas": least, "max_replicas": most}

@@ -18,17 +18,20 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from app.ingress.access.admission import FirstTokenDeadlines, Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
+from app.ingress.access.operators import OperatorAccess
 from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.draining import CloseConnections, Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.http.server import HttpServer
+from app.ingress.node_orders import NodeOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
-from app.ingress.telemetry.scrape import MetricsCollector
+from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi
 from app.service.starting import StartProgress, serve_own_port
@@ -45,6 +48,7 @@ from deployments.processes.niceness import take_niceness_of_parent
 from deployments.serve.adapters import AdapterStore
 from deployments.serve.environment import check_environment
 from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.nodes import RayNodes
 from deployments.serve.retirement import generation
 from deployments.serve.routing import own_app, own_id
 from migration.protocol.messages import PathRequest
@@ -66,12 +70,13 @@ class IngressBackend:
 
     def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
-        app = own_app()
+        self.application = app = own_app()
         self._pool = pool = topology.pools[config.model_id]
         self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         keys = self._key_file.read() if self._key_file is not None else config.api_keys
+        self.operators = OperatorAccess(config.admin_key, config.admin_key_file)
         self.tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self.progress = StartProgress.of(config)
@@ -84,12 +89,11 @@ class IngressBackend:
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
-            [
-                (pool, replicas, self._membership),
-                ("Ingress", processes, self._ingresses),
-            ],
+            [(pool, replicas, self._membership)],
+            (processes, self._ingresses),
         )
         self.orders = EngineOrders(replicas, self._membership)
+        self.nodes = NodeOrders(RayNodes(), self.state)
         self._adapters = AdapterOrders(
             AdapterStore(app),
             config.model_names,
@@ -103,6 +107,7 @@ class IngressBackend:
         chooser = ClassChooser(config.service_classes, config.service_tiers)
         deadlines = FirstTokenDeadlines(config.deadlines_s, placer.soonest_s)
         self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
+        self.draining = Draining(lambda: self.gate.running)
         self.streams = Streams(
             self.id,
             replicas,
@@ -129,7 +134,8 @@ class IngressBackend:
         self._peers = running
 
     async def _refresh(self) -> None:
-        """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
+        """Refresh the view of the cluster, report latencies to the scheduler, and reload changed key files."""
+        self.operators.reload()
         if self._key_file is not None:
             self.gate.reload(self._key_file)
         await self._placer.refresh()
@@ -159,6 +165,8 @@ class IngressBackend:
 
     def health(self) -> str | None:
         """See `Backend.health`."""
+        if self.draining.active:
+            return self.draining.reason
         if not self.progress.ended:
             return f"starting: {len(self._membership.running)} of {self.progress.initial} replicas run"
         return None if self._membership.running else "no replica accepts requests"
@@ -171,9 +179,9 @@ class IngressBackend:
         """The metrics of this ingress."""
         return (*self.telemetry.expose(self.id), *await self._api.metrics(self.id))
 
-    async def metrics(self) -> bytes:
+    async def metrics(self, scope: MetricsScope) -> bytes:
         """See `Backend.metrics`."""
-        return await self._metrics.scrape()
+        return await self._metrics.scrape(scope)
 
     async def document(self) -> bytes:
         """See `Backend.document`."""
@@ -348,7 +356,9 @@ class IngressReplica:
         freeze_heap()
         if config.port is not None:
             service = f"{own_app()}.{generation()}"
-            self._server = await serve_own_port(self._app, config, service, self._backend.progress)
+            self._server = await serve_own_port(
+                CloseConnections(self._app, self._backend.draining), config, service, self._backend.progress
+            )
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""

@@ -3,7 +3,7 @@
 import logging
 from typing import Self
 
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from app.ingress.config import IngressConfig
 from app.ingress.http.connections import Bounds
@@ -63,7 +63,7 @@ class StartProgress:
             log.info("%d of %d engines run", self._running, self.initial)
 
 
-async def serve_own_port(app: Starlette, config: IngressConfig, service: str, progress: StartProgress) -> HttpServer:
+async def serve_own_port(app: ASGIApp, config: IngressConfig, service: str, progress: StartProgress) -> HttpServer:
     """Serve `app` at the configured port, which the ingresses of a service share. Raises OSError if it is taken."""
     assert config.port is not None
     listening = await listen(config.host, config.port, service, _BIND_WAIT_S)

@@ -328,7 +328,7 @@ def _section(call: str, operation: Schema) -> list[str]:
     description, _, rules = operation.get("description", "").partition("Refused:\n")
     lines = [f"### `{call}`", "", f"{operation['summary']}. {_CLOSED if 'security' in operation else _OPEN}"]
     lines += ["", description, ""]
-    lines += [f"- `{p['name']}` in the path: {p['description']}" for p in operation.get("parameters", ())]
+    lines += [f"- `{p['name']}` in the {p['in']}: {p['description']}" for p in operation.get("parameters", ())]
     if schema is not None:
         lines += ["", *_table(schema, "Default")]
     if rules:

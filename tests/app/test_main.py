@@ -32,6 +32,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "config.json").write_text("{}")
     monkeypatch.setenv("MELL_CACHE", str(tmp_path))
     monkeypatch.delenv("MELL_API_KEYS", raising=False)
+    monkeypatch.delenv("MELL_ADMIN_KEY", raising=False)
     monkeypatch.setattr("app.main.check_installed", lambda settings: None)
     return folder
 
@@ -48,6 +49,30 @@ def test_processes_run_on_nodes_with_their_resources() -> None:
     options = [found[name].ray_actor_options for name in ("Ingress", "Scheduler", "Engine")]
     assert [each["resources"] for each in options] == [{"front": 0.5}] * 3
     assert all(MARK.items() <= each["runtime_env"]["env_vars"].items() for each in options)
+
+
+def test_processes_run_on_nodes_with_their_labels() -> None:
+    placed = {"placement": {"labels": {"pool": "front", "ray.io/market-type": "!spot"}}}
+    found = deployments({**shipped(), "ingress": placed, "scheduler": placed, "deployment_config": placed})
+    options = [found[name].ray_actor_options for name in ("Ingress", "Scheduler", "Engine")]
+    assert [each["label_selector"] for each in options] == [placed["placement"]["labels"]] * 3
+    assert not any("fallback_strategy" in each for each in options)
+    assert all(MARK.items() <= each["runtime_env"]["env_vars"].items() for each in options)
+    with pytest.raises(ValueError, match="Invalid label selector value"):
+        deployments({**shipped(), "ingress": {"placement": {"labels": {"pool": "in(a"}}}})
+
+
+def test_ingress_and_scheduler_prefer_nodes_without_gpus() -> None:
+    found = deployments(shipped())
+    for name in ("Ingress", "Scheduler"):
+        options = found[name].ray_actor_options
+        wanted = options["label_selector"]["ray.io/accelerator-type"]
+        assert wanted.startswith("!in(") and {"H100", "A100", "L4"} <= set(wanted[4:-1].split(","))
+        assert options["fallback_strategy"] == [{"label_selector": {}}], "any node, if there is no other"
+        assert MARK.items() <= options["runtime_env"]["env_vars"].items()
+    assert "label_selector" not in found["Engine"].ray_actor_options
+    by_resource = deployments({**shipped(), "ingress": {"placement": {"resources": {"front": 0.5}}}})
+    assert "label_selector" not in by_resource["Ingress"].ray_actor_options
 
 
 def test_the_keep_alive_time_is_the_settings_or_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +411,19 @@ def test_the_ingress_itself_reads_the_key_file(tmp_path: Path, monkeypatch: pyte
 def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MELL_API_KEYS", entry("a", "k"))
     assert ingress_config().api_keys == (ApiKey("a", digest("k")),)
+
+
+def test_the_admin_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert ingress_config().admin_key is None
+    monkeypatch.setenv("MELL_ADMIN_KEY", "of-the-environment\n")
+    assert ingress_config().admin_key == "of-the-environment"
+    assert ingress_config(admin_key="of-the-settings").admin_key == "of-the-settings"
+    (tmp_path / "admin.key").write_text("of-the-file")
+    config = ingress_config(admin_key_file=str(tmp_path / "admin.key"))
+    assert (config.admin_key, config.admin_key_file) == (None, str(tmp_path / "admin.key"))
+    monkeypatch.setenv("MELL_ADMIN_KEY", "")
+    with pytest.raises(ValueError, match=r"^MELL_ADMIN_KEY: write a key of 8 or more"):
+        build_app({})
 
 
 def test_keys_are_isolated_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ("scheduler.report_timeout_s", NAN),
         ("ingress.admin_key", "short"),
         ("ingress.admin_key", 12345678),
+        ("ingress.admin_key_file", ""),
+        ("ingress.admin_key_file", "/no/such/file"),
         ("ingress.max_body_bytes", 10),
         ("ingress.max_requests", 0),
         ("ingress.max_prompt_tokens", 0),
@@ -376,6 +378,23 @@ def test_an_invalid_key_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("[]")
     message = refused(nested("ingress.api_keys_file", str(tmp_path / "keys.yaml")))
     assert "  ingress.api_keys_file: " in message and "the list is empty" in message and "python -m app.keys" in message
+
+
+def test_an_invalid_admin_key_in_a_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "admin.key"
+    path.write_text("short")
+    message = refused(nested("ingress.admin_key_file", str(path)))
+    assert "  ingress.admin_key_file: " in message and "8 or more printable ASCII" in message
+    path.write_text("long-enough")
+    twice = {"ingress": {"admin_key": "secret-key", "admin_key_file": str(path)}}
+    assert "admin_key and admin_key_file: remove one of them" in refused(twice)
+
+
+def test_the_admin_key_for_adapters_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = {"ingress": {"allow_runtime_lora_updating": True}, "engine_kwargs": {"enable_lora": True}}
+    assert "set ingress.admin_key, too" in refused(args)
+    monkeypatch.setenv("MELL_ADMIN_KEY", "secret-key")
+    assert read_settings(args).ingress.has_admin_key
 
 
 def test_a_key_file_may_list_only_classes_that_exist(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from app.ingress.errors import ApiError
 from app.ingress.http.orders import (
     BoundsOrder,
     CopyPrompt,
+    DrainOrder,
     DropOrder,
     LoadAdapter,
     MatchOrder,
@@ -55,6 +56,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/replicas/REPLICA/role": RoleOrder,
     "/mell/mode": ModeRequest,
     "/mell/bounds": BoundsOrder,
+    "/mell/ingress/drain": DrainOrder,
 }
 """The bodies of operators' orders, by path."""
 

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.classes import ONE_CLASS, ClassChooser
-from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, check_classes, find
+from app.ingress.access.keys import ApiKey, InvalidKeys, KeyFile, check_classes, find
 from app.ingress.access.limits import Exceeded, Meter
 from app.ingress.access.seats import Seats
 from app.ingress.asgi import TrackedSend, within
@@ -81,7 +81,7 @@ class Gate:
         try:
             keys = file.changed()
             check_classes(keys or (), self._chooser.classes.names, file.path)
-        except KeyListError as error:
+        except InvalidKeys as error:
             log.error("the API keys remain unchanged: %s", error)
             return
         if keys is not None:

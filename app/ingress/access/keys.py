@@ -24,8 +24,8 @@ _PREFIX = "mell-"
 _MADE_BY = "`python -m app.keys NAME` makes a key and its entry"
 
 
-class KeyListError(ValueError):
-    """An invalid list of keys. The message has the correction and never a value from the list."""
+class InvalidKeys(ValueError):
+    """An invalid list of keys, or an invalid admin key. The message has the correction and never a value of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +73,28 @@ def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
     """The keys of a list in YAML or JSON, at least one. `where` names the list in errors.
 
     Raises:
-        KeyListError: the text is not a valid list of keys, is empty, repeats a key, or has two limits for a name.
+        InvalidKeys: the text is not a valid list of keys, is empty, repeats a key, or has two limits for a name.
     """
     try:
         listed = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise KeyListError(f"{where}{f', line {mark.line + 1}' if mark else ''}: neither YAML nor JSON") from None
+        raise InvalidKeys(f"{where}{f', line {mark.line + 1}' if mark else ''}: neither YAML nor JSON") from None
     try:
         entries = _ENTRIES.validate_python(listed)
     except pydantic.ValidationError as error:
-        raise KeyListError(f"{where}: {_explain(error.errors(include_input=False)[0])}") from None
+        raise InvalidKeys(f"{where}: {_explain(error.errors(include_input=False)[0])}") from None
     if not entries:
-        raise KeyListError(f"{where}: the list is empty; {_MADE_BY}")
+        raise InvalidKeys(f"{where}: the list is empty; {_MADE_BY}")
     _check_distinct(where, entries)
     return tuple(_of_its_name(where, entry, entries).key() for entry in entries)
 
 
 def check_classes(keys: Iterable[ApiKey], known: Collection[str], where: str) -> None:
-    """Raise KeyListError if a key lists a service class that is not `known`. `where` names the list in errors."""
+    """Raise InvalidKeys if a key lists a service class that is not `known`. `where` names the list in errors."""
     for number, key in enumerate(keys, 1):
         if others := [name for name in key.classes if name not in known]:
-            raise KeyListError(f"{where}: key {number} lists {others[0]!r}; the classes are {', '.join(known)}")
+            raise InvalidKeys(f"{where}: key {number} lists {others[0]!r}; the classes are {', '.join(known)}")
 
 
 def _explain(first: Any) -> str:
@@ -118,7 +118,7 @@ def _check_distinct(where: str, entries: list[_Entry]) -> None:
     digests = [entry.sha256 for entry in entries]
     for number, value in enumerate(digests):
         if (first := digests.index(value)) < number:
-            raise KeyListError(f"{where}: keys {first + 1} and {number + 1} have the same sha256")
+            raise InvalidKeys(f"{where}: keys {first + 1} and {number + 1} have the same sha256")
 
 
 def _of_its_name(where: str, entry: _Entry, entries: list[_Entry]) -> _Entry:
@@ -128,8 +128,33 @@ def _of_its_name(where: str, entry: _Entry, entries: list[_Entry]) -> _Entry:
         for name in _SHARED if other.name == entry.name else ():
             value = getattr(other, name)
             if value is not None and found.setdefault(name, value) != value:
-                raise KeyListError(f"{where}: key {number}, {name}: write that of the other keys with its name")
+                raise InvalidKeys(f"{where}: key {number}, {name}: write that of the other keys with its name")
     return entry.model_copy(update=found)
+
+
+class WatchedFile:
+    """A small text file that is read again when it has changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seen: tuple[int, ...] | None = None
+
+    def changed(self) -> str | None:
+        """The text if the file has changed since the last call, else None.
+
+        Raises:
+            InvalidKeys: the file cannot be read; once per change.
+        """
+        path, before = Path(self.path), self._seen
+        self._seen = ()
+        try:
+            status = path.stat()
+            self._seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            return path.read_text("utf-8") if self._seen != before else None
+        except (OSError, UnicodeDecodeError) as error:
+            if before == ():
+                return None
+            raise InvalidKeys(f"{self.path} cannot be read: {getattr(error, 'strerror', 'not UTF-8')}") from None
 
 
 class KeyFile:
@@ -137,27 +162,18 @@ class KeyFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._seen: tuple[int, ...] | None = None
+        self._file = WatchedFile(path)
 
     def read(self) -> tuple[ApiKey, ...]:
-        """The keys in the file. Raises KeyListError."""
-        self._seen = None
+        """The keys in the file. Raises InvalidKeys."""
+        self._file = WatchedFile(self.path)
         keys = self.changed()
         assert keys is not None
         return keys
 
     def changed(self) -> tuple[ApiKey, ...] | None:
-        """The keys if the file has changed since the last call, else None. Raises KeyListError, once per change."""
-        path, before = Path(self.path), self._seen
-        self._seen = ()
-        try:
-            status = path.stat()
-            self._seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-            text = path.read_text("utf-8") if self._seen != before else None
-        except (OSError, UnicodeDecodeError) as error:
-            if before == ():
-                return None
-            raise KeyListError(f"{self.path} cannot be read: {getattr(error, 'strerror', 'not UTF-8')}") from None
+        """The keys if the file has changed since the last call, else None. Raises InvalidKeys, once per change."""
+        text = self._file.changed()
         return None if text is None else parse_keys(text, self.path)
 
 
@@ -167,12 +183,12 @@ def new_key() -> str:
 
 
 def entry(name: str, key: str) -> str:
-    """A key's list entry, as YAML. Raises KeyListError for an invalid name."""
+    """A key's list entry, as YAML. Raises InvalidKeys for an invalid name."""
     text: str = yaml.safe_dump([{"name": name, "sha256": digest(key)}], sort_keys=False)
     try:
         parse_keys(text, name)
-    except KeyListError:
-        raise KeyListError(f"{name!r} is not a valid name: write {_EXPECTED['name']}") from None
+    except InvalidKeys:
+        raise InvalidKeys(f"{name!r} is not a valid name: write {_EXPECTED['name']}") from None
     return text
 
 

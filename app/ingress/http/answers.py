@@ -305,6 +305,21 @@ class ModeSet(Described):
     mode: Mode
 
 
+class IngressDrain(Described):
+    """The ingress process that has answered."""
+
+    id: str = Field(description="The id of its replica in Serve.")
+    state: Literal["DRAINING", "RUNNING"]
+    running_calls: int = Field(description="Calls that still run. Draining and without any, it may be ended.")
+
+
+class NodeDrain(Described):
+    """Nodes that are being emptied."""
+
+    nodes: list[str] = Field(description="Their ids in Ray; none if they have ended.")
+    replicas: list[str] = Field(description="The replicas on them, as in `/mell/state`.")
+
+
 class DrainStarted(Described):
     """The replica is being emptied."""
 

@@ -3,22 +3,31 @@
 from typing import Any, Protocol
 
 from app.ingress.access.admission import Gate
+from app.ingress.access.operators import OperatorAccess
 from app.ingress.engine_orders import EngineOrders
+from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
+from app.ingress.node_orders import NodeOrders
 from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.scrape import MetricsScope
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAnswer
 from migration.protocol.messages import PathRequest
-from migration.protocol.request import RequestSpec
+from migration.protocol.request import IngressId, RequestSpec
 from policies.decision.limits import Mode
 from policies.model import Role
 
 
 class ControlBackend(Protocol):
-    """The port of these routes to the ingress replica."""
+    """The port of these routes to the ingress replica `id`. `application` is its name in Serve."""
 
+    id: IngressId
+    application: str
+    draining: Draining
     gate: Gate
+    operators: OperatorAccess
     orders: EngineOrders
+    nodes: NodeOrders
     telemetry: RequestTelemetry
     settings: IngressSettings
 
@@ -30,7 +39,7 @@ class ControlBackend(Protocol):
         """Versions of Mell, vLLM, Ray and torch."""
         ...
 
-    async def metrics(self) -> bytes:
+    async def metrics(self, scope: MetricsScope) -> bytes:
         """The body of `/metrics`."""
         ...
 

@@ -3,9 +3,9 @@
 A handler's docstring describes its route in the OpenAPI document and in docs/api.md.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Path
+from fastapi import APIRouter, Depends, FastAPI, Path, Query
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -23,11 +23,13 @@ from app.ingress.http.answers import (
     Copied,
     DrainStarted,
     Dropped,
+    IngressDrain,
     Match,
     Migrations,
     Modes,
     ModeSet,
     MoveStarted,
+    NodeDrain,
     PinnedPrefix,
     RoleSet,
     ServerLoad,
@@ -42,18 +44,20 @@ from app.ingress.http.operation import (
     AdapterOperation,
     Operation,
     OperatorOperation,
-    check_operator,
+    Responses,
     refusals,
     text,
 )
 from app.ingress.http.orders import (
     BoundsOrder,
     CopyPrompt,
+    DrainOrder,
     DropOrder,
     LoadAdapter,
     MatchOrder,
     ModeRequest,
     MoveRequest,
+    NodeDrainOrder,
     PinOrder,
     RoleOrder,
     StartProfile,
@@ -61,7 +65,7 @@ from app.ingress.http.orders import (
 )
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS
-from app.ingress.telemetry.scrape import CONTENT_TYPE
+from app.ingress.telemetry.scrape import CONTENT_TYPE, MetricsScope
 from deployments.api.calls import MoveAccepted, MoveAnswer
 from deployments.engine.port import ProfileSession
 
@@ -76,6 +80,14 @@ async def _backend(http: Request) -> ControlBackend:
 
 Backend = Annotated[ControlBackend, Depends(_backend)]
 Replica = Annotated[str, Path(description="An id from `/mell/state`.")]
+Scope = Annotated[
+    MetricsScope,
+    Query(
+        description="`all`: all processes; `share`: each process in the answer of one ingress only, for scrapes of "
+        "every ingress; `process`: the ingress that answers."
+    ),
+]
+NodeName = Annotated[str, Path(description="An id in Ray, as `node` in `/mell/state`, or an address or a host name.")]
 
 # --- for every client -----------------------------------------------------------------------------------
 
@@ -115,6 +127,37 @@ async def live() -> PlainTextResponse:
     return PlainTextResponse("OK")
 
 
+_UNREADY: Responses = {503: {"description": "The reason, as text.", **text()[200]}}
+
+
+@service.get(
+    "/-/healthz",
+    response_class=Response,
+    response_description="`success`: as `GET /health`.",
+    responses={**text(), **_UNREADY},
+)
+async def healthz(backend: Backend) -> PlainTextResponse:
+    """Check that requests can be served, by the name and with the texts of Ray Serve's proxy.
+
+    KubeRay's probes ask it.
+    """
+    reason = backend.health()
+    return PlainTextResponse(reason or "success", 503 if reason else 200)
+
+
+@service.get(
+    "/-/routes",
+    response_model=dict[str, str],
+    response_description="The path below which the ingress answers, with the name of the application.",
+    responses=_UNREADY,
+)
+async def routes(backend: Backend) -> Response:
+    """List the application, by the name and in the form of Ray Serve's proxy."""
+    if reason := backend.health():
+        return PlainTextResponse(reason, 503)
+    return JSONResponse({backend.settings.root_path or "/": backend.application})
+
+
 @service.get("/version", response_description="Versions.")
 async def version(backend: Backend) -> Versions:
     """Show versions."""
@@ -124,13 +167,13 @@ async def version(backend: Backend) -> Versions:
 @service.get(
     "/metrics",
     response_class=Response,
-    responses=text(CONTENT_TYPE),
+    responses={**text(CONTENT_TYPE), **refusals(400)},
     response_description="Prometheus's text format; docs/metrics.md explains each metric.",
 )
-async def metrics(backend: Backend) -> Response:
-    """Collect the metrics of the whole application."""
+async def metrics(backend: Backend, scope: Scope = MetricsScope.ALL) -> Response:
+    """Collect the metrics of the whole application, or of a part of its processes."""
     # Open to every client, since it reveals nothing about any single request.
-    return Response(await backend.metrics(), media_type=CONTENT_TYPE)
+    return Response(await backend.metrics(scope), media_type=CONTENT_TYPE)
 
 
 @service.get(
@@ -207,6 +250,62 @@ async def drain(backend: Backend, replica: Replica) -> DrainStarted:
     - The scheduler or the replica is away (503).
     """
     return DrainStarted(id=_accepted(await backend.drain(replica)), state="DRAINING")
+
+
+_UNTIL_EMPTY = NodeDrainOrder()
+
+
+@operators.post(
+    "/mell/nodes/{node}/drain",
+    status_code=202,
+    response_description="Their replicas are replaced elsewhere, and the requests on them move while they run.",
+    responses=refusals(*READING, 404, 422, 503),
+)
+async def drain_node(backend: Backend, node: NodeName, order: NodeDrainOrder = _UNTIL_EMPTY) -> NodeDrain:
+    """Drain a node that goes away.
+
+    Ray starts nothing more there, and ends the node once it is empty; this cannot be undone. The order may be repeated,
+    also for a node that has ended. The body may be empty.
+
+    Refused:
+
+    - No node has the id, address or host name (404, with `nodes`).
+    - It is Ray's head node, or the only node (422).
+    - Ray does not answer (503).
+    """
+    draining = await backend.nodes.drain(node, order.within_s)
+    return NodeDrain(nodes=draining.nodes, replicas=draining.replicas)
+
+
+_PATIENT = DrainOrder()
+
+
+@operators.post(
+    "/mell/ingress/drain",
+    response_description="It drains. Once no call runs it may be ended; `running_calls` still run after `wait_s`.",
+    responses=refusals(*READING, 422),
+)
+async def drain_ingress(backend: Backend, order: DrainOrder = _PATIENT) -> IngressDrain:
+    """Drain the ingress process that answers, before it is ended.
+
+    From now on `/health` and `/-/healthz` answer 503, and every answer closes its connection. Calls are still taken: a
+    balancer sends some until it has seen that. The order is answered once no call runs, or after `wait_s`. It may be
+    repeated. The body may be empty.
+
+    Refused:
+
+    - `ingress.port` is `null`, so clients connect to Serve's proxy (422).
+    """
+    if backend.settings.port is None:
+        raise ApiError(422, "clients connect to Serve's proxy, not to this ingress: ingress.port is null")
+    running = await backend.draining.drain(order.wait_s)
+    return _ingress_drain(backend, running)
+
+
+@operators.delete("/mell/ingress/drain", response_description="It is as before.")
+async def undo_drain_of_ingress(backend: Backend) -> IngressDrain:
+    """Undo the drain of the ingress process that answers."""
+    return _ingress_drain(backend, backend.draining.undo())
 
 
 @operators.post(
@@ -468,6 +567,11 @@ async def unload_adapter(backend: Backend, order: UnloadAdapter) -> PlainTextRes
     return PlainTextResponse(await backend.unload_adapter(order.lora_name))
 
 
+def _ingress_drain(backend: ControlBackend, running: int) -> IngressDrain:
+    state: Literal["DRAINING", "RUNNING"] = "DRAINING" if backend.draining.active else "RUNNING"
+    return IngressDrain(id=backend.id, state=state, running_calls=running)
+
+
 def _accepted(answer: MoveAnswer) -> str:
     """The id of an accepted order. Raises ApiError if the order is refused."""
     if isinstance(answer, MoveAccepted):
@@ -491,7 +595,7 @@ class ControlRoutes:
 
     def __init__(self, backend: ControlBackend) -> None:
         self._backend = backend
-        self._page = PageRoutes(backend, lambda http: check_operator(http, backend.settings))
+        self._page = PageRoutes(backend, lambda http: backend.operators.check(http))
 
     def close(self) -> None:
         """End the streams of open pages, for which a stopping server would otherwise wait."""
@@ -502,7 +606,7 @@ class ControlRoutes:
         handlers: dict[Any, Any] = {
             ApiError: _api_error,
             HTTPException: _http_error,
-            RequestValidationError: _no_such_path,
+            RequestValidationError: _invalid_parameter,
             ClientDisconnect: _client_disconnected,
             Exception: _internal_error,
         }
@@ -524,9 +628,14 @@ def _http_error(http: Request, error: HTTPException) -> Response:
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
 
 
-def _no_such_path(http: Request, error: RequestValidationError) -> Response:
-    """Bodies have been read before: FastAPI refuses only parameters of a path, such as one that is no UTF-8."""
-    return JSONResponse(ApiError(404, "Not Found").body(), 404)
+def _invalid_parameter(http: Request, error: RequestValidationError) -> Response:
+    """Bodies have been read before: FastAPI refuses only parameters of a query, and of a path that is no UTF-8."""
+    first = error.errors()[0]
+    place, name = first["loc"][:2]
+    if place != "query":
+        return JSONResponse(ApiError(404, "Not Found").body(), 404)
+    refused = ApiError(400, f"{name}: {first['msg']}", param=str(name), code="invalid_value")
+    return JSONResponse(refused.body(), refused.status)
 
 
 def _client_disconnected(http: Request, error: ClientDisconnect) -> Response:

@@ -18,7 +18,8 @@ _TAGS = {
 _API_KEY, _ADMIN_KEY = "apiKey", "adminKey"
 _KEYS = {
     _API_KEY: "An API key; without `ingress.api_keys_file` and `MELL_API_KEYS`, none is needed.",
-    _ADMIN_KEY: "`ingress.admin_key`; without it, the calls are open on loopback only.",
+    _ADMIN_KEY: "The admin key (`ingress.admin_key`, `ingress.admin_key_file`, `MELL_ADMIN_KEY`); without one, the "
+    "calls are open on loopback only.",
 }
 
 

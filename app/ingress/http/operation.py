@@ -1,8 +1,6 @@
 """Mell's own routes as FastAPI's path operations, and their documented refusals."""
 
-import hmac
 import inspect
-import ipaddress
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -92,7 +90,7 @@ class OperatorOperation(Operation):
 
     def check(self, http: Request, settings: IngressSettings) -> None:
         """Raise ApiError unless the caller may call."""
-        check_operator(http, settings)
+        http.app.state.backend.operators.check(http)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See `APIRoute`."""
@@ -141,22 +139,3 @@ class _WithOrder(Request):
 
     async def json(self) -> BaseModel:
         return self._order
-
-
-def check_operator(http: Request, settings: IngressSettings) -> None:
-    """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
-    key = settings.admin_key
-    if key is None:
-        if not _is_loopback(http):
-            raise ApiError(403, "without an admin key, /mell is open on loopback only: set ingress.admin_key")
-        return
-    given = http.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-        raise ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
-
-
-def _is_loopback(http: Request) -> bool:
-    try:
-        return http.client is not None and ipaddress.ip_address(http.client.host).is_loopback
-    except ValueError:
-        return False

@@ -56,6 +56,20 @@ class BoundsOrder(OrderBody, json_schema_extra={"examples": [{"min_replicas": 2,
         return self
 
 
+class DrainOrder(OrderBody, json_schema_extra={"examples": [{"wait_s": 300}]}):
+    """Body of POST /mell/ingress/drain. All members are optional."""
+
+    wait_s: float = Field(60.0, ge=0, le=86_400, description="Longest wait for the end of running calls, in seconds.")
+
+
+class NodeDrainOrder(OrderBody, json_schema_extra={"examples": [{"within_s": 150}]}):
+    """Body of POST /mell/nodes/{node}/drain. All members are optional."""
+
+    within_s: float | None = Field(
+        None, ge=0, le=86_400, description="Time until the node ends, in seconds; `null`: it ends once it is empty."
+    )
+
+
 class StartProfile(OrderBody, json_schema_extra={"examples": [{"max_iterations": 50}]}):
     """Body of POST /mell/start_profile, as vLLM has it. All members are optional."""
 

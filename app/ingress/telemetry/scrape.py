@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge
 
@@ -24,6 +25,18 @@ log = logging.getLogger("ray.serve")
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 TIMEOUT_S = 2.0
 """Longest wait for one process's metrics: well below Prometheus's default scrape timeout of ten seconds."""
+
+
+class MetricsScope(StrEnum):
+    """The processes in one answer.
+
+    Of `SHARE`, the answers of all ingresses have every process once: each has its ingress, and the one of the ingress
+    with the lowest id has the scheduler and the replicas, too.
+    """
+
+    ALL = "all"
+    SHARE = "share"
+    PROCESS = "process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +99,33 @@ def _unreachable(unreachable: Counter[str], replica: str) -> Sequence[Family]:
 
 
 class MetricsCollector:
-    """Collects the metrics of the whole application from one of its ingresses."""
+    """Collects the metrics of the application's processes from one of its ingresses."""
 
     def __init__(
         self,
         own: tuple[ReplicaId, Callable[[], Awaitable[Sequence[Family]]]],
         scheduler: SchedulerClient[MetricsApi],
-        others: Sequence[tuple[str, RemoteReplicas[MetricsApi], Membership]],
+        engines: Sequence[tuple[str, RemoteReplicas[MetricsApi], Membership]],
+        ingresses: tuple[RemoteReplicas[MetricsApi], Membership],
     ) -> None:
-        """`own` is this ingress and its metrics; `others` are deployments whose replicas have a method `metrics`."""
+        """`own` is this ingress and its metrics; `engines` are the pools by name."""
         self._id, self._own = own
         self._scheduler = scheduler
-        self._others = others
+        self._engines = engines
+        self._ingresses, self._members = ingresses
         self._reported: set[tuple[str, str]] = set()
 
-    async def scrape(self) -> bytes:
-        """The metrics of all processes that answer, in Prometheus's text format."""
-        return await scrape(list(self._targets()), self._id, reported=self._reported)
+    async def scrape(self, scope: MetricsScope = MetricsScope.ALL) -> bytes:
+        """The metrics of all processes of the scope that answer, in Prometheus's text format."""
+        return await scrape(list(self._targets(scope)), self._id, reported=self._reported)
 
-    def _targets(self) -> Iterator[ScrapeTarget]:
+    def _targets(self, scope: MetricsScope) -> Iterator[ScrapeTarget]:
         yield ScrapeTarget("Ingress", self._id, self._own)
+        others = [replica for replica in self._members.running if replica != self._id]
+        if scope is MetricsScope.ALL:
+            yield from (ScrapeTarget("Ingress", r, self._ingresses.at(r).metrics) for r in others)
+        if scope is MetricsScope.PROCESS or (scope is MetricsScope.SHARE and any(r < self._id for r in others)):
+            return
         yield ScrapeTarget("Scheduler", "", self._scheduler.within(TIMEOUT_S).metrics)
-        for deployment, replicas, membership in self._others:
-            for replica in membership.running:
-                if replica != self._id:
-                    yield ScrapeTarget(deployment, replica, replicas.at(replica).metrics)
+        for pool, replicas, membership in self._engines:
+            yield from (ScrapeTarget(pool, r, replicas.at(r).metrics) for r in membership.running)

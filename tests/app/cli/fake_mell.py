@@ -30,6 +30,8 @@ class FakeMell:
     orders: list[Any] = field(default_factory=list)
     dropped: dict[str, Any] = field(default_factory=lambda: {"blocks": {"b": 75, "a": 1}, "failed": {}})
 
+    draining: list[str] = field(default_factory=list)
+    on_nodes: list[str] = field(default_factory=list)
     unpinned: dict[str, str] = field(default_factory=dict)
 
     def app(self) -> Starlette:
@@ -41,6 +43,7 @@ class FakeMell:
                 Route("/mell/migrations", self._answer(lambda _: JSONResponse(self.migrations)), methods=["GET"]),
                 Route("/mell/migrations", self._move, methods=["POST"]),
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
+                Route("/mell/nodes/{node}/drain", self._drain_node, methods=["POST"]),
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
                 Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
                 Route("/mell/mode", self._set_mode, methods=["POST"]),
@@ -98,6 +101,10 @@ class FakeMell:
     async def _drop(self, request: Request) -> Response:
         self.orders.append(await request.json())
         return self._refused(request) or JSONResponse(self.dropped)
+
+    async def _drain_node(self, request: Request) -> Response:
+        self.orders.append((request.path_params["node"], await request.json()))
+        return self._refused(request) or JSONResponse({"nodes": self.draining, "replicas": self.on_nodes}, 202)
 
     def _drain(self, request: Request) -> Response:
         replica = request.path_params["replica"]

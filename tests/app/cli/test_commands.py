@@ -1,6 +1,7 @@
 """The command line as a whole, against an endpoint on loopback."""
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def test_an_order_to_drain_names_the_replica(at: Mell, mell: FakeMell) -> None:
     result = at("drain", "aaaaaaaa", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "aaaaaaaa", "state": "DRAINING"})
     assert mell.orders == ["aaaaaaaa"]
+
+
+def test_an_order_to_drain_a_node_names_it_or_this_one(at: Mell, mell: FakeMell) -> None:
+    result = at("node", "drain", "gpu-a", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"nodes": [], "replicas": []})
+    assert at("node", "drain", "--self", "--wait", "150").exit_code == 0
+    assert mell.orders == [("gpu-a", {"within_s": None}), (socket.gethostname(), {"within_s": 150.0})]
+    assert [at("node", "drain", *words).exit_code for words in ([], ["gpu-a", "--self"])] == [2, 2]
 
 
 def test_an_order_sets_the_bounds(at: Mell, mell: FakeMell) -> None:
@@ -225,6 +234,7 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
         ("migrations", "-f"),
         ("move", "r"),
         ("drain", "r"),
+        ("node", "drain", "--self"),
         ("role", "r", "auto"),
         ("bounds", "1", "2"),
         ("cache", "match", "x"),

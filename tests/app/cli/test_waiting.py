@@ -8,7 +8,7 @@ import pytest
 from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed, NotThere
 from app.cli.migrations import follow
-from app.cli.orders import drain, move
+from app.cli.orders import drain, drain_node, move
 from app.cli.terminal import PATIENCE_S
 from app.cli.top import TopScreen, top
 from migration.protocol.record import Outcome
@@ -64,6 +64,47 @@ def test_drain_waits_until_the_replica_is_gone(url: str, mell: FakeMell) -> None
         "1 request left on a, which is RUNNING",
         "a is gone",
     ]
+
+
+def on_node(id: str, node: str, *requests: str) -> dict[str, object]:
+    return replica(id, *(request(each, 10) for each in requests)) | {"node": node}
+
+
+def test_a_drain_of_a_node_waits_until_no_replica_is_there(url: str, mell: FakeMell) -> None:
+    mell.draining, mell.on_nodes = ["n1", "n2"], ["a", "b"]
+    mell.state = state(on_node("a", "n1", "x"), on_node("b", "n2"), on_node("c", "n3", "y"))
+    stage = Stage()
+
+    def see(at_s: float, *left: dict[str, object]) -> None:
+        mell.state = state(*left, on_node("c", "n3"), as_of=NOW + at_s)
+
+    stage.then = [lambda: see(1, on_node("b", "n2")), lambda: see(2), lambda: None, lambda: see(3)]
+    with MellEndpoint(url) as endpoint:
+        drain_node(endpoint, stage.terminal, "gpu-a", 60.0)
+    assert stage.then == [] and mell.orders == [("gpu-a", {"within_s": 60.0})]
+    assert stage.text.splitlines() == [
+        "gpu-a drains: 2 replicas will be replaced elsewhere",
+        "1 request left on a, which is RUNNING; 0 requests left on b, which is RUNNING",
+        "0 requests left on b, which is RUNNING",
+        "gpu-a is empty",
+    ]
+
+
+def test_a_drain_of_a_node_without_a_replica_returns_at_once(url: str, mell: FakeMell) -> None:
+    stage = Stage()
+    with MellEndpoint(url) as endpoint:
+        drain_node(endpoint, stage.terminal, "gpu-a", 60.0)
+    assert stage.now_s == 0 and stage.text == "no replica is on gpu-a\n"
+
+
+def test_a_drain_of_a_node_waits_no_longer_than_asked(url: str, mell: FakeMell) -> None:
+    mell.draining, mell.on_nodes = ["n1"], ["a"]
+    mell.state = state(on_node("a", "n1", "x"))
+    stage = Stage()
+    stage.then = [lambda: None] * 100
+    with MellEndpoint(url) as endpoint, pytest.raises(Failed, match="after 5 s: 1 request left on a"):
+        drain_node(endpoint, stage.terminal, "gpu-a", 5.0)
+    assert 5 < stage.now_s < 7
 
 
 def test_follow_shows_the_last_ones_and_then_each_as_it_ends(url: str, mell: FakeMell) -> None:

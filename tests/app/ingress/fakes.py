@@ -22,19 +22,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
+from app.ingress.access.operators import OperatorAccess
 from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
+from app.ingress.node_orders import NodeOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
+from app.ingress.telemetry.scrape import MetricsScope
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PinAnswer, PinRefusal, PlaceCall, Submission
 from deployments.channels.wire import Batch
 from deployments.engine.port import ProfileSession, Tie
 from deployments.replica.moves import Moves
+from deployments.serve.nodes import Node
 from deployments.serve.routing import Unrouted
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
@@ -582,6 +587,30 @@ class Utility:
 # --- HTTP ---------------------------------------------------------------------------------------------
 
 
+HEAD_NODE, NODE_A, NODE_B = (
+    Node("h" * 8, "10.0.0.1", "head", is_head=True),
+    Node("a" * 8, "10.0.0.2", "gpu-a"),
+    Node("b" * 8, "10.0.0.3", "gpu-b"),
+)
+
+
+class FakeNodes:
+    """Implements `ClusterNodes`; `failure` is raised instead of an answer."""
+
+    def __init__(self) -> None:
+        self.listed = [HEAD_NODE, NODE_A, NODE_B]
+        self.drained: list[tuple[str, float | None]] = []
+        self.failure: Exception | None = None
+
+    async def all_nodes(self) -> Iterable[Node]:
+        return self.listed
+
+    async def drain_node(self, id: str, within_s: float | None) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.drained.append((id, within_s))
+
+
 class Backend:
     """Implements `ControlBackend` and `Backend` over a service; `answer` replaces the answers to orders."""
 
@@ -596,20 +625,26 @@ class Backend:
         admin_key: str | None = None,
     ) -> None:
         self.id: IngressId = INGRESS
+        self.application = "mell"
         self.model = model
         self.streams = service.streams
         self.service = service
         self.gate = gate or Gate()
+        self.operators = OperatorAccess(admin_key)
+        self.draining = Draining(lambda: self.gate.running)
         self.telemetry = RequestTelemetry(model)
         self.settings = IngressSettings.model_construct(
             max_body_bytes=max_body_bytes,
             max_prompt_tokens=max_prompt_tokens,
             request_timeout_s=request_timeout_s,
-            admin_key=admin_key,
+            root_path="",
+            port=8000,
             allow_runtime_lora_updating=True,
         )
         self.utilities = Utilities()
         self.orders = EngineOrders(self.utilities, service.members)
+        self.cluster = FakeNodes()
+        self.nodes = NodeOrders(self.cluster, self.state)
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[Any, ...]] = []
@@ -617,24 +652,26 @@ class Backend:
         self.adapter_orders: list[LoadAdapter | str] = []
         self.matched: list[MatchOrder] = []
 
-    def require(self, admin_key: str) -> None:
-        self.settings = self.settings.model_copy(update={"admin_key": admin_key})
+    def require(self, admin_key: str | None) -> None:
+        self.operators = OperatorAccess(admin_key)
 
     def health(self) -> str | None:
-        return self.unhealthy
+        return self.draining.reason or self.unhealthy
 
     def version(self) -> dict[str, str]:
         return {"version": "1", "vllm": "2", "ray": "3", "torch": "4"}
 
-    async def metrics(self) -> bytes:
-        return b"# metrics\n"
+    async def metrics(self, scope: MetricsScope) -> bytes:
+        return f"# {scope}\n".encode()
 
     async def document(self) -> bytes:
         return b"{}"
 
     async def state(self) -> dict[str, Any]:
         loads = [(r.id, load) for r in self.service.replicas.values() for load in r.host.loads()]
-        return self.mode | {"replicas": [{"id": r, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]}
+        return self.mode | {
+            "replicas": [{"id": r, "node": NODE_A.id, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]
+        }
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": []}

@@ -62,7 +62,7 @@ async def test_a_wrong_session_is_refused(api: Api, body: Any) -> None:
 async def test_orders_are_the_operators(api: Api, order: str) -> None:
     api.backend.require("secret-key!")
     assert (await api.post(f"/mell/{order}")).status_code == 401
-    api.backend.settings = api.backend.settings.model_copy(update={"admin_key": None})
+    api.backend.require(None)
     api.address = ("10.0.0.1", 1)
     assert (await api.post(f"/mell/{order}")).status_code == 403
     assert not api.backend.utilities.orders

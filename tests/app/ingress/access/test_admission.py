@@ -77,7 +77,10 @@ async def test_without_keys_every_client_is_admitted(api: Api, method: str, path
     assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/live", "/version"])
+OPEN = ("/health", "/ping", "/load", "/live", "/version", "/-/healthz", "/-/routes")
+
+
+@pytest.mark.parametrize("path", OPEN)
 async def test_probes_need_no_key(path: str) -> None:
     assert (await limited().get(path)).status_code == 200
 
@@ -86,12 +89,13 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     """A new route needs a decision on its access and an entry here."""
     paths = {getattr(route, "path", "") for route in api.app.routes}
     operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain", "/mell/events"}
-    operators |= {"/mell/replicas/{replica}/role", "/mell/bounds", "/mell/mode"}
+    operators |= {"/mell/replicas/{replica}/role", "/mell/bounds", "/mell/mode", "/mell/ingress/drain"}
+    operators |= {"/mell/nodes/{node}/drain"}
     operators |= {"/mell/reset_prefix_cache", "/mell/start_profile", "/mell/stop_profile"}
     operators |= {"/mell/cache/match", "/mell/cache/copy", "/mell/cache/pin", "/mell/cache"}
     operators |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
     page = {"/mell/", "/mell/assets/{name}"}
-    assert paths == operators | page | {"/health", "/ping", "/load", "/live", "/version", "/metrics", "/openapi.json"}
+    assert paths == operators | page | {*OPEN, "/metrics", "/openapi.json"}
 
 
 async def test_api_keys_and_the_admin_key_are_distinct() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from app.ingress.access.keys import (
     ApiKey,
+    InvalidKeys,
     KeyFile,
-    KeyListError,
     bearer,
     check_classes,
     digest,
@@ -47,7 +47,7 @@ def test_a_key_lists_its_classes() -> None:
     keys = parse_keys(f"- {{name: a, sha256: {A}, classes: [batch, gold]}}\n- {{name: b, sha256: {B}}}", "here")
     assert [key.classes for key in keys] == [("batch", "gold"), ()]
     check_classes(keys, ("default", "batch", "gold"), "here")
-    with pytest.raises(KeyListError, match=r"^here: key 1 lists 'gold'; the classes are default, batch$"):
+    with pytest.raises(InvalidKeys, match=r"^here: key 1 lists 'gold'; the classes are default, batch$"):
         check_classes(keys, ("default", "batch"), "here")
 
 
@@ -91,7 +91,7 @@ BAD = {
 
 @pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
 def test_the_error_for_an_invalid_list_gives_the_form_without_its_content(text: str, message: str) -> None:
-    with pytest.raises(KeyListError, match=f"^keys.yaml.*{message}") as error:
+    with pytest.raises(InvalidKeys, match=f"^keys.yaml.*{message}") as error:
         parse_keys(text, "keys.yaml")
     assert SECRET not in str(error.value)
 
@@ -99,7 +99,7 @@ def test_the_error_for_an_invalid_list_gives_the_form_without_its_content(text: 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text() | st.lists(st.sampled_from(list("-{}[]:,'\"&*! \nabc019"))).map("".join))
 def test_any_text_is_a_list_or_a_key_list_error(text: str) -> None:
-    with contextlib.suppress(KeyListError):
+    with contextlib.suppress(InvalidKeys):
         assert parse_keys(text, "here")
 
 
@@ -125,7 +125,7 @@ def test_an_entry_quotes_names_that_yaml_would_convert(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\n"])
 def test_an_entry_refuses_names_that_a_list_refuses(name: str) -> None:
-    with pytest.raises(KeyListError, match="is not a valid name"):
+    with pytest.raises(InvalidKeys, match="is not a valid name"):
         entry(name, "k")
 
 
@@ -188,7 +188,7 @@ def test_an_invalid_change_raises_once_and_a_later_valid_one_is_loaded(path: Pat
             path.unlink()
         case "no text":
             path.write_bytes(b"\xff\xfe")
-    with pytest.raises(KeyListError, match=str(path)):
+    with pytest.raises(InvalidKeys, match=str(path)):
         file.changed()
     assert file.changed() is None
     write(path, "b")
@@ -197,5 +197,5 @@ def test_an_invalid_change_raises_once_and_a_later_valid_one_is_loaded(path: Pat
 
 @pytest.mark.parametrize("name", ["missing.yaml", "."])
 def test_the_error_names_an_unreadable_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(KeyListError, match="cannot be read"):
+    with pytest.raises(InvalidKeys, match="cannot be read"):
         KeyFile(str(tmp_path / name)).read()

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ray.serve._private.http_util import convert_object_to_asgi_messages
 
 from app.ingress.http.orders import LoadAdapter
 from deployments.api.calls import MoveAccepted, MoveRejected
@@ -44,11 +45,41 @@ async def test_a_ping_is_the_health(api: Api, method: str) -> None:
     assert (await api.send(method, "/ping")).status_code == 503
 
 
+HEALTHZ, ROUTES = "/-/healthz", "/-/routes"
+
+
+@pytest.mark.parametrize("path", [HEALTHZ, ROUTES])
+@pytest.mark.parametrize("reason", [None, "starting: 0 of 2 replicas run"])
+async def test_probes_are_answered_as_by_serves_proxy(api: Api, path: str, reason: str | None) -> None:
+    api.backend.unhealthy, api.address = reason, ("10.0.0.1", 1)
+    content: str | dict[str, str] = reason or ("success" if path == HEALTHZ else {"/": "mell"})
+    start, sent = convert_object_to_asgi_messages(content, status_code=503 if reason else 200)
+    response = await api.get(path)
+    assert (response.status_code, response.content) == (start["status"], sent["body"])
+    assert [dict(start["headers"])[b"content-type"].decode()] == response.headers.get_list("content-type")
+
+
+async def test_routes_are_below_the_path_of_the_settings(api: Api) -> None:
+    api.backend.settings = api.backend.settings.model_copy(update={"root_path": "/llm"})
+    assert (await api.get(ROUTES)).json() == {"/llm": "mell"}
+
+
 async def test_the_load_is_the_number_of_calls_that_run(api: Api) -> None:
     assert (await api.get("/load")).json() == {"server_load": 0}
     with api.backend.gate.admit(None), api.backend.gate.admit(None):
         assert (await api.get("/load")).json() == {"server_load": 2}
     assert (await api.get("/load")).json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize("scope", ["all", "share", "process"])
+async def test_metrics_have_a_scope(api: Api, scope: str) -> None:
+    assert (await api.get(f"/metrics?scope={scope}")).text == f"# {scope}\n"
+
+
+async def test_an_unknown_scope_is_refused(api: Api) -> None:
+    response = await api.get("/metrics?scope=some")
+    assert response.status_code == 400 and response.json()["error"]["param"] == "scope"
+    assert (await api.get("/metrics")).text == "# all\n"
 
 
 async def test_versions_are_listed(api: Api) -> None:

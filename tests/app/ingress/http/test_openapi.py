@@ -66,7 +66,7 @@ async def call(api: Api, route: APIRoute, **options: Any) -> httpx.Response:
     (method,) = route.methods - {"HEAD"}
     if body := BODIES.get(str(route.operation_id)):
         options = {"json": body.model_json_schema()["examples"][0], **options}
-    return await api.send(method, route.path.replace("{replica}", "a"), **options)
+    return await api.send(method, route.path.replace("{replica}", "a").replace("{node}", "gpu-a"), **options)
 
 
 def named(*ids: str) -> Any:

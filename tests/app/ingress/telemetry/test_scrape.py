@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from app.ingress.telemetry.scrape import MetricsCollector, ScrapeTarget, scrape
+from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope, ScrapeTarget, scrape
 from deployments.api.protocols import MetricsApi
 from deployments.metrics.exposition import Family, expose
 from migration.protocol.errors import PeerLost
@@ -132,11 +132,39 @@ class CountingProcess:
         return counted(self._name)
 
 
+ALL = {("scheduler",), ("e1",), ("e2",), ("i1",), ("i2",)}
+
+
+class Scraped:
+    """A scrape of one of two ingresses: the processes that it asked."""
+
+    def __init__(self, own: str) -> None:
+        self.scheduler, self.engines, self.ingresses = Answering(), Answering(), Answering()
+        self.collector = MetricsCollector(
+            (ReplicaId(own), answering(own)),
+            self.scheduler,
+            [("Engine", self.engines, FakeMembership("e1", "e2"))],
+            (self.ingresses, FakeMembership("i1", "i2")),
+        )
+
+    async def processes(self, scope: MetricsScope) -> set[tuple[str, ...]]:
+        return set(parsed(await self.collector.scrape(scope))["mell_things_total"])
+
+
 async def test_an_ingress_queries_every_other_process() -> None:
-    scheduler, engines, ingresses = Answering(), Answering(), Answering()
-    others = [("Engine", engines, FakeMembership("e1", "e2")), ("Ingress", ingresses, FakeMembership("i1", "i2"))]
-    metrics = MetricsCollector((ReplicaId("i1"), answering("i1")), scheduler, others)
-    seen = parsed(await metrics.scrape())
-    assert (scheduler.asked, engines.asked, ingresses.asked) == (["scheduler"], ["e1", "e2"], ["i2"])
-    assert set(seen["mell_things_total"]) == {("scheduler",), ("e1",), ("e2",), ("i1",), ("i2",)}
+    made = Scraped("i1")
+    seen = parsed(await made.collector.scrape())
+    assert (made.scheduler.asked, made.engines.asked, made.ingresses.asked) == (["scheduler"], ["e1", "e2"], ["i2"])
+    assert set(seen["mell_things_total"]) == ALL
     assert seen["mell_metrics_unreachable"] == {("Ingress", "i1"): 0, ("Scheduler", "i1"): 0, ("Engine", "i1"): 0}
+
+
+async def test_the_shares_of_all_ingresses_have_every_process_once() -> None:
+    first, second = [await Scraped(own).processes(MetricsScope.SHARE) for own in ("i1", "i2")]
+    assert second == {("i2",)} and not first & second and first | second == ALL
+
+
+async def test_a_process_alone_asks_no_other() -> None:
+    made = Scraped("i1")
+    assert await made.processes(MetricsScope.PROCESS) == {("i1",)}
+    assert not made.scheduler.asked and not made.engines.asked and not made.ingresses.asked
