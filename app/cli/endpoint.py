@@ -21,6 +21,7 @@ from app.client.documents import (
     parse_state,
 )
 from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
+from app.installation import START
 
 Answer = TypeVar("Answer")
 Value = TypeVar("Value")
@@ -140,8 +141,8 @@ class MellEndpoint:
         match error:
             case NobodyListens():
                 return NotThere(
-                    f"nothing listens at {self.url} ({error}); is `serve run serve_config.yaml` (or `make serve`) "
-                    "running there? --url or MELL_URL names another address"
+                    f"nothing listens at {self.url} ({error}); is Mell running there? "
+                    f"{START} starts it; --url or MELL_URL names another address"
                 )
             case BadAnswer():
                 return NotThere(f"{self.url} answers, but not as Mell does: {error}")

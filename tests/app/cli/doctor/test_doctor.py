@@ -149,7 +149,7 @@ def test_pins_are_read_from_a_lock_file() -> None:
 
 
 GOOD = (
-    "{proxy_location: Disabled, applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]}"
+    "{proxy_location: Disabled, applications: [{name: mell, import_path: 'mell:build_app', args: {engine: paced}}]}"
 )
 
 
@@ -166,7 +166,7 @@ GOOD = (
             GOOD.replace("engine: paced", "model_loading_config: {model_id: gpt2}"),
             "args: model_loading_config.model_id",
         ),
-        (GOOD.replace("app.main:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
+        (GOOD.replace("mell:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
         (GOOD.replace("engine: paced", "llm_configs: [{}, {}]"), "llm_configs: there are 2 models"),
         (
             GOOD.replace("args: ", "deployments: [{name: Engine, num_replicas: 2}], args: "),
