@@ -19,8 +19,8 @@ INSTALL_CPU = _CPU_LOCK if IS_INSTALLED else "make setup DEVICE=cpu"
 INSTALL = f"{INSTALL_CUDA}, or without GPUs: {INSTALL_CPU}" if IS_INSTALLED else "make setup"
 """Installs Ray and vLLM: in the source tree for the device of the last time."""
 
-START = "`mell serve MODEL` or `serve run serve_config.yaml`" if IS_INSTALLED else "`serve run serve_config.yaml` or `make serve`"
-"""The commands that start Mell, as they stand in a sentence."""
+START = "serve run serve_config.yaml" if IS_INSTALLED else "make serve"
+"""Starts Mell with the usual file of Serve's configuration."""
 
 
 def start_with(file: object) -> str:

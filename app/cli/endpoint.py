@@ -21,7 +21,6 @@ from app.client.documents import (
     parse_state,
 )
 from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
-from app.installation import START
 
 Answer = TypeVar("Answer")
 Value = TypeVar("Value")
@@ -142,7 +141,7 @@ class MellEndpoint:
             case NobodyListens():
                 return NotThere(
                     f"nothing listens at {self.url} ({error}); is Mell running there? "
-                    f"{START} starts it; --url or MELL_URL names another address"
+                    "--url or MELL_URL names another address"
                 )
             case BadAnswer():
                 return NotThere(f"{self.url} answers, but not as Mell does: {error}")

@@ -33,7 +33,9 @@ def render(translation: Translation) -> str:
     """The file as text."""
     model = translation.args["model_loading_config"]["model_source"]
     lines = _lines(translation.args, "", _INDENT, translation.comments)
-    return _HEAD.format(model=model, import_path=IMPORT_PATH, start=start_with("FILE")) + "".join(f"{line}\n" for line in lines)
+    return _HEAD.format(model=model, import_path=IMPORT_PATH, start=start_with("FILE")) + "".join(
+        f"{line}\n" for line in lines
+    )
 
 
 def _lines(section: Mapping[str, Any], path: str, indent: str, comments: Mapping[str, str]) -> Iterator[str]:

@@ -148,9 +148,7 @@ def test_pins_are_read_from_a_lock_file() -> None:
     assert pins(["# made", "", "Ray==2.60.0", "torch==2.13.0+cpu  # why"]) == {"ray": "2.60.0", "torch": "2.13.0+cpu"}
 
 
-GOOD = (
-    "{proxy_location: Disabled, applications: [{name: mell, import_path: 'mell:build_app', args: {engine: paced}}]}"
-)
+GOOD = "{proxy_location: Disabled, applications: [{name: mell, import_path: 'mell:build_app', args: {engine: paced}}]}"
 
 
 @pytest.mark.parametrize(
