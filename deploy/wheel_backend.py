@@ -33,7 +33,6 @@ _UNWANTED = shutil.ignore_patterns("__pycache__", "*.py[cod]")
 _MODULE = rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)"
 _QUOTED = re.compile(rf"""(?<=["'])({_MODULE}+)(:\w+)?(?=["'])""")
 _RUN = re.compile(rf"(?<=-m )({_MODULE}*)")
-_IMPORT = re.compile(rf"\b(from|import) (?=(?:{'|'.join(PACKAGES)})\b)")
 _BACKEND = re.compile(r"^build-backend = .*\nbackend-path = .*\n", re.MULTILINE)
 
 
@@ -96,12 +95,13 @@ def renamed_source(text: str, tree: Path) -> str:
     """The source of a module with its own project's modules below `mell`. Raises NotRenamed."""
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if _is_own(alias.name) and (alias.asname is None or len(node.names) > 1):
-                    raise NotRenamed(f"line {node.lineno}: write from {alias.name} import ..., or import ... as ...")
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            lines[node.lineno - 1] = _IMPORT.sub(rf"\1 {NAME}.", lines[node.lineno - 1], count=1)
+        for name in filter(_is_own, _imported(node)):
+            statement = f"{'from' if isinstance(node, ast.ImportFrom) else 'import'} {name}"
+            binds_package = isinstance(node, ast.Import) and (len(node.names) > 1 or node.names[0].asname is None)
+            line = lines[node.lineno - 1]
+            if binds_package or statement not in line:
+                raise NotRenamed(f"line {node.lineno}: write from {name} import ..., or import {name} as ...")
+            lines[node.lineno - 1] = line.replace(name, f"{NAME}.{name}", 1)
 
     def prefixed(found: re.Match[str]) -> str:
         is_path = _is_program(found[1], tree) if found.re is _RUN else _is_import_path(found[0], tree)
@@ -113,15 +113,16 @@ def renamed_source(text: str, tree: Path) -> str:
 def check_imports(text: str, project: Path) -> None:
     """Raise NotRenamed if a module imports one of Mell's that is not in the folder, or by its name in the tree."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        else:
-            continue
-        for name in names:
+        for name in _imported(node):
             if _is_own(name) or (name.split(".")[0] == NAME and not _is_module(name, project)):
                 raise NotRenamed(f"line {node.lineno}: {name} is not in the package {NAME}")
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The names of the modules that a node imports by their whole names; none if it is no import."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
 
 
 def _is_own(name: str) -> bool:

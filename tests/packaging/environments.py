@@ -17,11 +17,28 @@ _PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"
 _OFFLINE = ["--no-deps", "--no-index"]
 
 
-def build_wheel(folder: Path, source: Path = ROOT) -> Path:
-    """The wheel that pip builds of the source tree, or of a source distribution."""
-    subprocess.run([*_PIP, "wheel", *_OFFLINE, "--no-build-isolation", "-w", folder, source], check=True)
+def build_wheel(folder: Path) -> Path:
+    """The wheel of this tree, built by its backend as by `pip wheel --no-deps .`."""
+    return folder / _built("build_wheel", folder)
+
+
+def build_sdist(folder: Path) -> Path:
+    """The source distribution of this tree."""
+    return folder / _built("build_sdist", folder)
+
+
+def wheel_of(sdist: Path, folder: Path) -> Path:
+    """The wheel that pip builds of a source distribution."""
+    subprocess.run([*_PIP, "wheel", *_OFFLINE, "--no-build-isolation", "-w", folder, sdist], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def _built(hook: str, folder: Path) -> str:
+    code = f"import wheel_backend; print(wheel_backend.{hook}({str(folder)!r}))"
+    built = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "deploy", capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return built.stdout.splitlines()[-1]
 
 
 def install(wheel: Path, folder: Path) -> Path:

@@ -1,7 +1,6 @@
 """The wheel: its contents, and its commands in an environment without Ray, vLLM and torch."""
 
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from app.cli.doctor.machine import pins
 from app.main import TESTED_RAY, TESTED_VLLM
 from app.versions import VERSION
 from deploy.wheel_backend import PACKAGES
-from tests.packaging.environments import add_dependencies, build_wheel, install, site_packages
+from tests.packaging.environments import add_dependencies, build_sdist, build_wheel, install, site_packages, wheel_of
 from tests.style.sources import ROOT
 
 pytestmark = pytest.mark.slow
@@ -73,11 +72,7 @@ def test_a_wheel_has_all_files_of_the_packages(wheel: Path) -> None:
 
 
 def test_a_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    code = f"import wheel_backend; wheel_backend.build_sdist({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "deploy", check=True, capture_output=True)
-    (sources,) = tmp_path.glob("mell_serve-*.tar.gz")
-    (tmp_path / "made").mkdir()
-    made = build_wheel(tmp_path / "made", sources)
+    made = wheel_of(build_sdist(tmp_path), tmp_path)
     assert set(zipfile.ZipFile(made).namelist()) == set(zipfile.ZipFile(wheel).namelist())
 
 
