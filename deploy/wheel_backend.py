@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +43,22 @@ def build_wheel(
     wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
 ) -> str:
     """Build the wheel into a folder, and return its name, as PEP 517 has it."""
-    from setuptools import build_meta
-
-    folder = os.path.abspath(wheel_directory)
-    with _renamed_tree():
-        return str(build_meta.build_wheel(folder, config_settings))
+    return _build("build_wheel", wheel_directory, config_settings)
 
 
 def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
     """Build a distribution with the sources of the wheel, which setuptools alone can build."""
-    from setuptools import build_meta
-
-    folder = os.path.abspath(sdist_directory)
-    with _renamed_tree():
-        return str(build_meta.build_sdist(folder, config_settings))
+    return _build("build_sdist", sdist_directory, config_settings)
 
 
-@contextlib.contextmanager
-def _renamed_tree() -> Iterator[None]:
-    """Makes the project with the single package, and the working directory its folder."""
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        write_project(ROOT, Path(name))
-        yield
+def _build(hook: str, directory: str, settings: dict[str, Any] | None) -> str:
+    """Run a hook of setuptools for the project with the single package, which must be the working directory."""
+    from setuptools import build_meta  # type: ignore[import-untyped, unused-ignore]
+
+    folder = os.path.abspath(directory)
+    with tempfile.TemporaryDirectory() as project, contextlib.chdir(project):
+        write_project(ROOT, Path(project))
+        return str(getattr(build_meta, hook)(folder, settings))
 
 
 def write_project(tree: Path, project: Path) -> None:
