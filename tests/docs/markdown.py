@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
-PROJECT_PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))
+PROJECT_PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))
 PAGES = (*PROJECT_PAGES, *sorted((ROOT / "docs").glob("**/*.md")))
 
 _FENCE = re.compile(r"^ *(`{3,})(\S*)\n(.*?)^ *\1 *$", re.MULTILINE | re.DOTALL)
