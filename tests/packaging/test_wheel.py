@@ -92,11 +92,10 @@ def test_programs_of_commands_run(programs: Path, elsewhere: Path) -> None:
         assert shown.returncode == 0 and word in shown.stdout, shown
 
 
-def test_a_plan_is_made(programs: Path, elsewhere: Path) -> None:
-    trace = elsewhere / "trace.csv"
-    trace.write_text("".join((ROOT / "examples" / "chat_trace.csv").read_text().splitlines(keepends=True)[:40]))
-    made = run(programs / "mell", "plan", str(trace), "--ttft-p99", "2", folder=elsewhere)
-    assert made.returncode == 0 and "GPU-seconds" in made.stdout, made
+def test_a_simulation_has_its_data(programs: Path, elsewhere: Path) -> None:
+    options = "--poisson 0.5 --horizon 60 --seeds 1 --processes 1 --quiet --json runs.json"
+    made = run(programs / "mell", "simulate", *options.split(), folder=elsewhere)
+    assert made.returncode == 0 and (elsewhere / "runs.json").exists(), made
 
 
 @pytest.mark.parametrize("command", ["status", "top", "migrations"])
