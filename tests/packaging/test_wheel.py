@@ -93,8 +93,9 @@ def test_programs_of_commands_run(programs: Path, elsewhere: Path) -> None:
 
 
 def test_a_simulation_has_its_data(programs: Path, elsewhere: Path) -> None:
-    options = "--poisson 0.5 --horizon 60 --seeds 1 --processes 1 --quiet --json runs.json"
-    made = run(programs / "mell", "simulate", *options.split(), folder=elsewhere)
+    options = "--horizon 60 --warmup 0 --policy pack --processes 1 --quiet --json runs.json"
+    trace = str(ROOT / "examples" / "chat_trace.csv")
+    made = run(programs / "mell", "simulate", "--trace", trace, *options.split(), folder=elsewhere)
     assert made.returncode == 0 and (elsewhere / "runs.json").exists(), made
 
 
