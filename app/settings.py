@@ -20,6 +20,7 @@ from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.classes import TIERS
 from app.ingress.access.keys import KeyFile, check_classes
 from app.ingress.access.operators import ADMIN_VARIABLE, read_admin_key
+from app.installation import INSTALL_CPU, INSTALL_CUDA
 from app.shipped import SHIPPED
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, as_settings, experts_over_ranks, whole_experts
 from deployments.config import (
@@ -741,11 +742,11 @@ def check_installed(settings: Settings) -> None:
     """Compare the settings with the installed build of vLLM. Raises ValueError with the correction."""
     cpu_build = is_installed(CPU_BUILD)
     if settings.gpus and cpu_build:
-        raise ValueError(
-            "the settings ask for GPUs but the CPU build of vLLM is installed: run `make setup DEVICE=cuda`"
-        )
+        raise ValueError(f"the settings ask for GPUs but the CPU build of vLLM is installed: run {INSTALL_CUDA}")
     if settings.engine == "vllm" and not settings.gpus and not cpu_build and is_installed("vllm"):
-        raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
+        raise ValueError(
+            f"the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or run {INSTALL_CPU}"
+        )
 
 
 ACCELERATOR = "accelerator_type:"

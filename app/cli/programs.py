@@ -3,15 +3,13 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The project's root folder; Mell runs from its source tree."""
+from deployments.processes.importing import importing
 
 PROGRAMS: Mapping[str, str] = {
     "serve": "app.vllm_cli",
     "replay": "simulator.replay",
-    "simulate": "simulator",
+    "simulate": "simulator.__main__",
     "plan": "simulator.planning",
     "keys": "app.keys",
 }
@@ -19,24 +17,18 @@ PROGRAMS: Mapping[str, str] = {
 
 
 def python(*arguments: str) -> list[str]:
-    """A Python command line that imports the project from any working directory.
+    """A Python command line that imports Mell from any working directory, in the environment of `importing`.
 
-    `-P` keeps the working directory off the import path; `environment` adds the project's root.
+    `-P` keeps the working directory off the import path.
     """
     return [sys.executable, "-P", *arguments]
-
-
-def environment() -> dict[str, str]:
-    """This process's environment with the project's root first on the import path."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def execute(program: str, arguments: Sequence[str]) -> None:
     """Replace this process by the program of a command; does not return."""
     command = python("-m", PROGRAMS[program], *arguments)
     sys.stdout.flush()
-    os.execve(command[0], command, environment())
+    os.execve(command[0], command, importing(os.environ))
 
 
 def with_url(arguments: Sequence[str]) -> list[str]:

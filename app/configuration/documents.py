@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-IMPORT_PATH = "app.main:build_app"
-IMPORT_PATHS = (IMPORT_PATH, "app.main.build_app")
-"""Serve's two spellings of the same."""
+IMPORT_PATH = "mell:build_app"
+"""The import path in the source tree and in an installed Mell."""
+IMPORT_PATHS = (IMPORT_PATH, "mell.build_app", "app.main:build_app", "app.main.build_app")
+"""That function and the one that it calls, each in both of Serve's spellings."""
 _BUILD_OPENAI_APP = "ray.serve.llm:build_openai_app"
 """As the other paths of Ray Serve LLM, by the spelling with a colon."""
 _RAY_LLM = {

@@ -17,17 +17,17 @@ from typing import Any, NoReturn
 import pydantic
 import yaml
 
+from app.cli.programs import python
 from app.configuration.files import missing_files
 from app.ingress.access.keys import VARIABLE, digest
+from app.installation import missing, start_with
 from app.settings import Settings, check_installed, describe_errors
 from app.tinymodel import cache_root
 from app.vllm_cli.document import render
 from app.vllm_cli.flags import removed_flags
 from app.vllm_cli.translation import FlagsRefused, Host, Translation, translate
+from deployments.processes.importing import IS_INSTALLED, ROOT, importing
 from deployments.replica.imports import CPU_BUILD, is_installed
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The project's root folder; Mell runs from its source tree."""
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """The environment in which nothing that is started reports home."""
@@ -37,8 +37,10 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command; a start does not return. Exits with status 1 for flags with which Mell cannot serve."""
     if lines := removed_flags([*arguments, *flags_in_file(arguments)]):
         fail(lines)
-    from app.vllm_cli.command_line import parse  # imports vLLM, in seconds
-
+    try:
+        from app.vllm_cli.command_line import parse  # imports vLLM, in seconds
+    except ModuleNotFoundError as error:
+        fail([missing(error)])
     try:
         flags, own = parse(arguments)
         translation = translate(flags, Host(not is_installed(CPU_BUILD), locate), own.min_replicas, own.max_replicas)
@@ -128,7 +130,7 @@ def write(translation: Translation, keys: Sequence[Mapping[str, str]], file: Pat
             yaml.safe_dump(list(keys), opened, sort_keys=False)
     with file.open("x") as opened:
         opened.write(render(translation))
-    say([*translation.notes, f"start it with: make serve CONFIG={file}"])
+    say([*translation.notes, f"start it with: {start_with(file)}"])
 
 
 def _private(path: str, flags: int) -> int:
@@ -145,9 +147,10 @@ def start(translation: Translation, keys: Sequence[Mapping[str, str]]) -> NoRetu
     print(text, file=sys.stderr, flush=True)
     # Ray starts `python` by name in places, so this environment's has to come first.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    os.chdir(ROOT)
-    environment = {**os.environ, **_QUIET, **variables(keys), "PATH": path}
-    os.execve(sys.executable, [sys.executable, "-m", "app.serve", str(file)], environment)
+    if not IS_INSTALLED:
+        os.chdir(ROOT)  # Ray's workers import from the working directory first, where the user may have an `app.py`
+    environment = importing({**os.environ, **_QUIET, **variables(keys), "PATH": path})
+    os.execve(sys.executable, python("-m", "app.serve", str(file)), environment)
 
 
 def say(lines: Iterable[str]) -> None:

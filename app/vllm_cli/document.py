@@ -5,11 +5,13 @@ from typing import Any
 
 import yaml
 
+from app.configuration.documents import IMPORT_PATH
+from app.installation import start_with
 from app.vllm_cli.translation import Translation
 
 _HEAD = """\
 # Mell's configuration for `vllm serve {model}`, made by `mell serve`.
-# docs/configuration.md lists all settings. Start: make serve CONFIG=FILE
+# docs/configuration.md lists all settings. Start: {start}
 proxy_location: Disabled  # clients connect to the ingress itself
 
 logging_config:
@@ -18,7 +20,7 @@ logging_config:
 
 applications:
   - name: mell
-    import_path: app.main:build_app
+    import_path: {import_path}
     route_prefix: /
     args:
 """
@@ -31,7 +33,9 @@ def render(translation: Translation) -> str:
     """The file as text."""
     model = translation.args["model_loading_config"]["model_source"]
     lines = _lines(translation.args, "", _INDENT, translation.comments)
-    return _HEAD.format(model=model) + "".join(f"{line}\n" for line in lines)
+    return _HEAD.format(model=model, import_path=IMPORT_PATH, start=start_with("FILE")) + "".join(
+        f"{line}\n" for line in lines
+    )
 
 
 def _lines(section: Mapping[str, Any], path: str, indent: str, comments: Mapping[str, str]) -> Iterator[str]:

@@ -37,11 +37,11 @@ from io import BytesIO
 from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess, set_spawning_popen
-from pathlib import Path
 from typing import Any
 
+from deployments.processes.importing import importing
+
 FORK_SERVER = "deployments.processes.forkserver"
-_ROOT = Path(__file__).parents[2]
 _NATIVE = ("LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "TCMALLOC_", "GLIBC_")
 """Prefixes of the variables that native libraries read as they are loaded."""
 
@@ -83,12 +83,11 @@ def start_fork_server(modules: Sequence[str]) -> "subprocess.Popen[bytes]":
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-P", "-m", FORK_SERVER, str(theirs.fileno()), str(ours.fileno()), *modules]
-    paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     # The pipe to its standard input is never written to; its end shows the end of this process.
     server = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=importing(os.environ),
         pass_fds=[theirs.fileno(), ours.fileno()],
     )
     theirs.close()

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO
 
 from deployments.processes.ending import GUARD, end_all
+from deployments.processes.importing import ROOT
 from deployments.processes.table import (
     ProcessEntry,
     ProcessIdentity,
@@ -51,7 +52,6 @@ LOOKS = 20
 ORPHAN_S = 5.0
 """Seconds after which a replica without its raylet is ended."""
 
-_ROOT = Path(__file__).parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 _MAPPING = re.compile(rf" {_SHARED_MEMORY}/([^/\s]+)$", re.MULTILINE)
 _NAMED = re.compile(r"(psm_|sem\.mp-).+")
@@ -76,7 +76,7 @@ def start_guard() -> None:
 
 def _start(command: list[str]) -> IO[bytes]:
     """Start a guard. Returns a pipe that reaches its end with the end of the guard. Raises OSError."""
-    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # -S: without site-packages
     starter = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
     )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from deployments.processes.ending import end_all
+from deployments.processes.importing import importing
 from deployments.processes.table import (
     ProcessEntry,
     ProcessIdentity,
@@ -49,7 +50,6 @@ ORPHAN_S = 5.0
 
 _SIGNALS = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
 _MODULE = "deployments.processes.keeper"
-_ROOT = Path(__file__).parents[2]
 _GCS = "gcs_server"
 _RAYLET = "raylet"
 _SESSION = re.compile(r"--session_dir=(\S+)")
@@ -156,9 +156,10 @@ def keep(
     sessions first (autogroups), so a busy server in a session of its own would starve a client.
     """
     keeper = [sys.executable, "-P", "-m", _MODULE, str(identity_of(os.getpid())), str(drain_s), *command]
-    first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": _ROOT}  # Ray starts `python` by name in places
-    paths = {name: os.pathsep.join([str(path), *filter(None, [environment.get(name)])]) for name, path in first.items()}
-    return subprocess.Popen(keeper, env={**environment, **paths}, stdout=output, stderr=output, process_group=0)
+    # Ray starts `python` by name in places.
+    path = os.pathsep.join([str(Path(sys.executable).parent), *filter(None, [environment.get("PATH")])])
+    with_path = {**importing(environment), "PATH": path}
+    return subprocess.Popen(keeper, env=with_path, stdout=output, stderr=output, process_group=0)
 
 
 def exit_status(returncode: int) -> int:

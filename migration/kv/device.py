@@ -74,7 +74,9 @@ class DeviceSegment:
         try:
             import cupy
         except ImportError as error:
-            raise RuntimeError("staging in GPU memory needs CuPy: run `make setup DEVICE=cuda`") from error
+            raise RuntimeError(
+                "staging in GPU memory needs CuPy: run `make setup DEVICE=cuda`, or install mell-serve[cuda]"
+            ) from error
         runtime = cupy.cuda.runtime
         with cupy.cuda.Device(device):
             try:

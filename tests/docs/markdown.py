@@ -7,13 +7,14 @@ from pathlib import Path
 from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
+PROJECT_PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))
+PAGES = (*PROJECT_PAGES, *sorted((ROOT / "docs").glob("**/*.md")))
 
 _FENCE = re.compile(r"^ *(`{3,})(\S*)\n(.*?)^ *\1 *$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.*?) *#*$", re.MULTILINE)
-_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:python -m|make|pytest|curl|serve run) \S")
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:python -m|make|pip install|pytest|curl|serve run) \S")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
+from app.configuration.documents import IMPORT_PATHS
 from app.ingress.access.keys import parse_keys
 from app.settings import Settings
 from tests.docs import markdown
@@ -42,7 +43,7 @@ def check_yaml(held: Any) -> None:
         parse_keys(json.dumps([{**key, "sha256": key["sha256"].rstrip("…").ljust(64, "0")} for key in held]), "page")
     elif "applications" in held:
         for application in held["applications"]:
-            if application["import_path"] == "app.main:build_app":
+            if application["import_path"] in IMPORT_PATHS:
                 Settings.model_validate(application["args"])
             else:
                 assert application["import_path"].startswith("ray.serve.llm:")
@@ -76,7 +77,7 @@ def test_a_block_is_valid_for_its_page(block: Block, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "text",
     [
-        "applications: [{import_path: 'app.main:build_app', args: {no_such: 1}}]",
+        "applications: [{import_path: 'mell:build_app', args: {no_such: 1}}]",
         "ingress: {port: 0}",
         "scheduler: {no_such: 1}",
         "- {name: a, no_such: 1, sha256: 5f0c}",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from app.versions import VERSION
 from tests.docs import markdown
 from tests.docs.markdown import PAGES, ROOT
 
@@ -75,6 +76,12 @@ def test_an_unlinked_page_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", ["glossary.md", "limits.md", "results.md", "architecture.md", "operations.md"])
 def test_the_front_page_leads_to(page: str) -> None:
     assert f"docs/{page}" in {link.partition("#")[0] for link in markdown.links(README)}
+
+
+def test_the_front_page_has_the_version_and_date_of_the_newest_changes() -> None:
+    shown = re.search(r"^\*Version (\S+) of ([\d-]+)(.*):", README.read_text(), re.MULTILINE)
+    newest = re.search(r"^## (\S+) \(([\d-]+)(.*)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert shown is not None and newest is not None and shown.groups() == newest.groups() and shown[1] == VERSION
 
 
 def test_the_summary_has_the_numbers_of_the_evaluation() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +41,7 @@ INLINE = [command for page in PAGES for command in markdown.commands(page)]
 
 OTHERS = {
     r"vllm serve ": "vLLM's own server, to be compared with",
-    r"docker|kubectl|helm|nvidia-smi|sudo|apt-get|git clone |cd ": "tools that are not Mell's",
+    r"docker|kubectl|helm|nvidia-smi|sudo|apt-get|git clone |cd |python3 -m venv |\. ": "tools that are not Mell's",
 }
 """Commands that nothing here can check, and why."""
 
@@ -59,6 +60,9 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/ingress/drain": DrainOrder,
 }
 """The bodies of operators' orders, by path."""
+
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+"""The extras of Mell's package."""
 
 WRITERS = {"docs.make": [], "tests.migration.protocol.test_diagrams": ["--write"]}
 """Modules that write pages, with their options; other tests compare the pages."""
@@ -102,12 +106,24 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch, routes: list[Route]
             shell.makes(rest)
         case "curl", _:
             check_request(shell.request(words), routes)
+        case "pip", ["install", *options]:
+            check_installed(options)
         case "pytest", _:
             assert [path for path in rest if not path.startswith("-") and not (ROOT / path).exists()] == []
         case "serve", ["run", config]:
             assert (ROOT / config).exists()
         case _:
             assert any(re.match(known, " ".join(words)) for known in OTHERS), f"nothing checks {words}"
+
+
+def check_installed(options: list[str]) -> None:
+    """Fail unless the clone in the folder `mell` has the extras and the lock file that pip installs."""
+    for option in options:
+        if option.startswith("./mell"):
+            extras = filter(None, option.removeprefix("./mell").strip("[]").split(","))
+            assert set(extras) <= EXTRAS
+        if option.startswith("mell/"):
+            assert (ROOT / option.removeprefix("mell/")).exists()
 
 
 def check_request(request: shell.Request, routes: list[Route]) -> None:

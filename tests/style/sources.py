@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("app", "benchmarks", "deployments", "migration", "policies", "simulator")
+PACKAGES = ("app", "benchmarks", "deploy", "deployments", "mell", "migration", "policies", "simulator")
 
 
 class Text(NamedTuple):

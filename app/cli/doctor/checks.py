@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.installation import INSTALL, INSTALL_CPU, INSTALL_CUDA, START
+
 OLDEST, NEWEST, NEWEST_CUDA = (3, 11), (3, 13), (3, 12)
 """Python versions for which all pinned packages have builds, see requirements/setup.sh."""
 SHARED_MEMORY = 1 << 30
@@ -51,17 +53,17 @@ def check_python(version: tuple[int, int, int], cuda: bool) -> DoctorFinding:
     newest = NEWEST_CUDA if cuda else NEWEST
     if OLDEST <= version[:2] <= newest:
         return ok("Python", text)
-    return problem("Python", text, f"make setup PYTHON=python{newest[0]}.{newest[1]}: 3.11 to 3.{newest[1]} is needed")
+    return problem("Python", text, f"install with another Python: 3.11 to 3.{newest[1]} is needed")
 
 
 def check_package(name: str, installed: str, pinned: str | None) -> DoctorFinding:
     """A package has the version in the lock file; Mell uses private parts of some packages."""
     if installed == "none":
-        return problem(name, "not installed", "make setup")
+        return problem(name, "not installed", INSTALL)
     if pinned is None:
-        return warning(name, f"{installed}; there is no lock file to compare with", "run mell from the project's tree")
+        return warning(name, f"{installed}; there is no lock file to compare with", "install Mell again")
     if installed != pinned:
-        return warning(name, f"{installed}; tested with {pinned}", "make setup")
+        return warning(name, f"{installed}; tested with {pinned}", INSTALL)
     return ok(name, installed)
 
 
@@ -69,10 +71,10 @@ def check_gpus(found: Sequence[str] | None, cuda: bool) -> DoctorFinding:
     """The build of vLLM fits the GPUs. `found` is None without nvidia-smi."""
     if found:
         message = ", ".join(found)
-        return ok("GPU", message) if cuda else warning("GPU", f"{message}, not used", "make setup DEVICE=cuda")
+        return ok("GPU", message) if cuda else warning("GPU", f"{message}, not used", INSTALL_CUDA)
     if cuda:
         message = "no nvidia-smi" if found is None else "nvidia-smi finds none"
-        return problem("GPU", f"{message}, but vLLM is the CUDA build", "install the driver, or make setup DEVICE=cpu")
+        return problem("GPU", f"{message}, but vLLM is the CUDA build", f"install the driver, or {INSTALL_CPU}")
     return ok("GPU", "none; vLLM is the CPU build")
 
 
@@ -80,7 +82,7 @@ def check_cuda(name: str, error: str | None) -> DoctorFinding:
     """A part of the CUDA stack works. `error` is its error message, None if it works."""
     if error is None:
         return ok(name, "works")
-    return problem(name, error, "make setup DEVICE=cuda; check that the driver (nvidia-smi) supports CUDA 13")
+    return problem(name, error, f"{INSTALL_CUDA}; check that the driver (nvidia-smi) supports CUDA 13")
 
 
 def check_compiler(lacks: str | None, cuda: bool) -> DoctorFinding:
@@ -118,7 +120,7 @@ def check_endpoint(url: str, answers: bool, trouble: str | None) -> DoctorFindin
         return ok("endpoint", f"{url} serves")
     if answers:
         return warning("endpoint", f"{url} is not ready: {trouble}", "wait for the start; see mell status and the logs")
-    return warning("endpoint", trouble, "make serve")
+    return warning("endpoint", trouble, START)
 
 
 def check_port(port: int, taken: bool, ours: bool, use: str) -> DoctorFinding:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from app.cli import programs
+from app.installation import LOCKS
 from app.versions import installed_version
+from deployments.processes.importing import importing
 from deployments.replica.compiling import lacks_for_compiling
 
 TIMEOUT_S = 60.0
@@ -86,7 +88,7 @@ class Machine:
     def pinned(self, device: str) -> dict[str, str]:
         """See `Probes.pinned`."""
         try:
-            return pins((programs.ROOT / "requirements" / f"{device}.lock").read_text("utf-8").splitlines())
+            return pins((LOCKS / f"{device}.lock").read_text("utf-8").splitlines())
         except OSError:
             return {}
 
@@ -104,9 +106,10 @@ class Machine:
     def error_of(self, code: str) -> str | None:
         """See `Probes.error_of`."""
         command = programs.python("-c", code)
-        environment = programs.environment()
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=importing(os.environ)
+            )
         except subprocess.TimeoutExpired:
             return f"took more than {TIMEOUT_S:.0f} s"
         lines = ended.stderr.strip().splitlines()

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.cli.programs import ROOT
+from deployments.processes.importing import ROOT
 
 HEAVY = "{'ray', 'torch', 'vllm', 'cupy', 'starlette', 'fastapi', 'numpy', 'pydantic', 'yaml'}"
 

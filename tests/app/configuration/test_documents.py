@@ -9,7 +9,7 @@ import yaml
 from app.configuration.documents import DocumentError, read_documents, serve_configs, unusable
 from app.configuration.surroundings import refused_entries, refused_proxy, refused_whole
 
-MELL: dict[str, Any] = {"name": "llms", "import_path": "app.main:build_app", "args": {"engine": "paced"}}
+MELL: dict[str, Any] = {"name": "llms", "import_path": "mell:build_app", "args": {"engine": "paced"}}
 OTHER = {"name": "other", "import_path": "other:app"}
 
 
@@ -27,9 +27,10 @@ TEXT = yaml.safe_dump({"applications": [MELL]})
         [service(TEXT)],
         [{"kind": "ConfigMap", "data": {}}, service(TEXT), {"kind": "Service", "spec": {}}],
         [{"kind": "List", "items": [{"kind": "Secret"}, service(TEXT)]}],
-        [{"applications": [{**MELL, "import_path": "app.main.build_app"}]}],
+        [{"applications": [{**MELL, "import_path": "mell.build_app"}]}],
+        [{"applications": [{**MELL, "import_path": "app.main:build_app"}]}],
     ],
-    ids=["Serve", "RayService", "several documents", "list", "dotted"],
+    ids=["Serve", "RayService", "several documents", "list", "dotted", "of the source tree"],
 )
 def test_the_application_is_found(documents: list[Any]) -> None:
     found, errors = serve_configs(documents)
@@ -43,11 +44,11 @@ def test_the_application_is_found(documents: list[Any]) -> None:
         ([{"kind": "Service"}], "applications: must be a list"),
         (
             [{"applications": [OTHER]}],
-            "applications: exactly one must have import_path: app.main:build_app, but 0 have",
+            "applications: exactly one must have import_path: mell:build_app, but 0 have",
         ),
         (
             [{"applications": [MELL, MELL]}],
-            "applications: exactly one must have import_path: app.main:build_app, but 2",
+            "applications: exactly one must have import_path: mell:build_app, but 2",
         ),
         ([service("a: [")], "spec.serveConfigV2: cannot be read: line 1"),
         ([{"kind": "RayService", "spec": [1]}], "spec.serveConfigV2: must be the text of a Serve configuration"),
@@ -71,7 +72,7 @@ def test_the_place_of_an_error_is_named(documents: list[Any], error: str) -> Non
 def test_a_configuration_of_ray_serve_llm_is_read_on() -> None:
     theirs = {**MELL, "import_path": "ray.serve.llm:build_openai_app"}
     (found,), (error,) = serve_configs([{"applications": [theirs]}])
-    assert found.application == theirs and "write import_path: app.main:build_app" in error
+    assert found.application == theirs and "write import_path: mell:build_app" in error
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_start_leaves_the_configuration_in_the_cache(
     with pytest.raises(Started) as started:
         run({"port": 9000})
     file = tmp_path / "cache" / "serve" / "9000.yaml"
-    assert started.value.command == [sys.executable, "-m", "app.serve", str(file)]
+    assert started.value.command == [sys.executable, "-P", "-m", "app.serve", str(file)]
     assert args_of(file.read_text())["ingress"]["port"] == 9000
     assert str(file) in (shown := capsys.readouterr().err) and file.read_text() in shown
     environment = started.value.environment

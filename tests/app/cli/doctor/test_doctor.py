@@ -148,9 +148,7 @@ def test_pins_are_read_from_a_lock_file() -> None:
     assert pins(["# made", "", "Ray==2.60.0", "torch==2.13.0+cpu  # why"]) == {"ray": "2.60.0", "torch": "2.13.0+cpu"}
 
 
-GOOD = (
-    "{proxy_location: Disabled, applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]}"
-)
+GOOD = "{proxy_location: Disabled, applications: [{name: mell, import_path: 'mell:build_app', args: {engine: paced}}]}"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ GOOD = (
             GOOD.replace("engine: paced", "model_loading_config: {model_id: gpt2}"),
             "args: model_loading_config.model_id",
         ),
-        (GOOD.replace("app.main:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
+        (GOOD.replace("mell:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
         (GOOD.replace("engine: paced", "llm_configs: [{}, {}]"), "llm_configs: there are 2 models"),
         (
             GOOD.replace("args: ", "deployments: [{name: Engine, num_replicas: 2}], args: "),

@@ -1,0 +1,1 @@
+"""The build of Mell's wheel. Nothing imports this package but build tools and tests."""
