@@ -87,7 +87,7 @@ def write_project(tree: Path, project: Path) -> None:
 def renamed_source(text: str, tree: Path) -> str:
     """The source of a module with its own project's modules below `mell`. Raises NotRenamed."""
     lines = text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(text)):
+    for node in _imports(text):
         for name in filter(_is_own, _imported(node)):
             statement = f"{'from' if isinstance(node, ast.ImportFrom) else 'import'} {name}"
             binds_package = isinstance(node, ast.Import) and (len(node.names) > 1 or node.names[0].asname is None)
@@ -105,17 +105,22 @@ def renamed_source(text: str, tree: Path) -> str:
 
 def check_imports(text: str, project: Path) -> None:
     """Raise NotRenamed if a module imports one of Mell's that is not in the folder, or by its name in the tree."""
-    for node in ast.walk(ast.parse(text)):
+    for node in _imports(text):
         for name in _imported(node):
             if _is_own(name) or (name.split(".")[0] == NAME and not _is_module(name, project)):
                 raise NotRenamed(f"line {node.lineno}: {name} is not in the package {NAME}")
 
 
-def _imported(node: ast.AST) -> list[str]:
-    """The names of the modules that a node imports by their whole names; none if it is no import."""
+def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module, inner ones included."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The names of the modules that a node imports by their whole names."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+    return [node.module or ""] if node.level == 0 else []
 
 
 def _is_own(name: str) -> bool:

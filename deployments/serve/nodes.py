@@ -68,7 +68,7 @@ class RayNodes:
         reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
 
         def order() -> tuple[bool, str]:
-            gcs = _raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+            gcs = _raylet.GcsClient(address=ray.get_runtime_context().gcs_address)  # type: ignore[attr-defined]
             answer: tuple[bool, str] = gcs.drain_node(id, reason, _MESSAGE, ends_ms)
             return answer
 

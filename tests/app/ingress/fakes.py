@@ -643,8 +643,8 @@ class Backend:
         )
         self.utilities = Utilities()
         self.orders = EngineOrders(self.utilities, service.members)
-        self.cluster = FakeNodes()
-        self.nodes = NodeOrders(self.cluster, self.state)
+        self.ray_nodes = FakeNodes()
+        self.nodes = NodeOrders(self.ray_nodes, self.state)
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[Any, ...]] = []

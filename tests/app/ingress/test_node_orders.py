@@ -75,7 +75,7 @@ async def test_the_order_has_the_time_that_is_left(api: Api) -> None:
     response = await api.post("/mell/nodes/gpu-a/drain", json={"within_s": 20})
     assert (response.status_code, response.json()) == (202, {"nodes": [NODE_A.id], "replicas": []})
     assert (await api.post("/mell/nodes/10.0.0.2/drain")).status_code == 202
-    assert api.backend.cluster.drained == [(NODE_A.id, 20.0), (NODE_A.id, None)]
+    assert api.backend.ray_nodes.drained == [(NODE_A.id, 20.0), (NODE_A.id, None)]
     assert (await api.post("/mell/nodes/gpu-x/drain")).json()["error"]["nodes"] == ["gpu-a", "gpu-b", "head"]
     assert (await api.post("/mell/nodes/gpu-a/drain", json={"within_s": -1})).status_code == 400
 
