@@ -44,7 +44,7 @@ CONSTANT = ScalingRule(LoadMeasure.KV, 1e9, 0.0, 1e9, 10.0, 2.0, router=FleetRou
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LogNormal:
     """A log-normal distribution of lengths in tokens, cut off at `most`."""
 
     median: int
@@ -57,24 +57,26 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class WindowKind:
     """A kind of window: requests per second at a time, the largest such rate, lengths, and tokens of KV per replica."""
 
     rate: Callable[[float], float]
     peak: float
-    prompts: Lengths
-    outputs: Lengths
+    prompts: LogNormal
+    outputs: LogNormal
     capacity: Tokens = Tokens(13_698)
 
 
-_CHAT = Lengths(200, 1.2, 6000), Lengths(200, 1.0, 4000)
+_CHAT = LogNormal(200, 1.2, 6000), LogNormal(200, 1.0, 4000)
 
 KINDS = {
-    "steady": Kind(lambda t: 4.0, 4.0, *_CHAT),
-    "onoff": Kind(lambda t: 6.0 if t % 120 < 50 else 0.02, 6.0, *_CHAT),
-    "wave": Kind(lambda t: 5.3 - 5.0 * cos(2 * pi * t / 1800), 10.3, *_CHAT),
-    "decode": Kind(lambda t: 3.0 if t % 300 < 60 else 0.5, 3.0, Lengths(80, 0.8, 1000), Lengths(700, 0.7, 6000)),
-    "tiny": Kind(lambda t: 9.0, 9.0, Lengths(24, 0.6, 200), Lengths(30, 0.6, 200), Tokens(700)),
+    "steady": WindowKind(lambda t: 4.0, 4.0, *_CHAT),
+    "onoff": WindowKind(lambda t: 6.0 if t % 120 < 50 else 0.02, 6.0, *_CHAT),
+    "wave": WindowKind(lambda t: 5.3 - 5.0 * cos(2 * pi * t / 1800), 10.3, *_CHAT),
+    "decode": WindowKind(
+        lambda t: 3.0 if t % 300 < 60 else 0.5, 3.0, LogNormal(80, 0.8, 1000), LogNormal(700, 0.7, 6000)
+    ),
+    "tiny": WindowKind(lambda t: 9.0, 9.0, LogNormal(24, 0.6, 200), LogNormal(30, 0.6, 200), Tokens(700)),
 }
 """Even arrivals, 50 s of every 120 s, a day in half an hour, bursts of long answers, and many tiny requests."""
 
@@ -107,7 +109,7 @@ class WindowResult:
         return None if self.constant is None else self.mell.gpu_seconds / self.constant.gpu_seconds
 
 
-def jobs_of(kind: Kind, seed: int, until_s: float) -> tuple[Job, ...]:
+def jobs_of(kind: WindowKind, seed: int, until_s: float) -> tuple[Job, ...]:
     """The requests of a window, by arrival. No prompt takes more than half a KV cache, and each request fits in one."""
     rng, arrivals = Random(f"{seed}-lengths"), _arrivals(kind, Random(f"{seed}-arrivals"), until_s)
     jobs = []
@@ -118,7 +120,7 @@ def jobs_of(kind: Kind, seed: int, until_s: float) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
-def _arrivals(kind: Kind, rng: Random, until_s: float) -> Iterator[float]:
+def _arrivals(kind: WindowKind, rng: Random, until_s: float) -> Iterator[float]:
     """The times of a Poisson process of varying rate, by thinning one of the largest rate."""
     now = rng.expovariate(kind.peak)
     while now < until_s:

@@ -30,10 +30,14 @@ _SHARED_CHARACTERS = 200
 
 
 class Pruner:
-    """Strict JSON schemas of Kubernetes' own; equal parts become one of the `definitions`."""
+    """Strict JSON schemas of Kubernetes' own; equal parts become one of the `definitions`.
 
-    def __init__(self) -> None:
+    `referred` are the definitions of the given schemas, to which these refer by name.
+    """
+
+    def __init__(self, referred: dict[str, Any]) -> None:
         self.definitions: dict[str, Any] = {}
+        self._referred = referred
 
     def strict(self, node: Any) -> Any:
         """The schema of a node: unknown members are refused, as by `kubectl --validate=strict`."""
@@ -41,6 +45,8 @@ class Pruner:
             return [self.strict(each) for each in node]
         if not isinstance(node, dict):
             return node
+        if "$ref" in node:
+            return self.strict(self._referred[node["$ref"].rpartition("/")[2]])
         if node.get("x-kubernetes-int-or-string"):
             return {"type": ["integer", "string"]}
         made = {name: node[name] for name in _KEPT if name in node}
@@ -70,7 +76,7 @@ class Pruner:
 def main(folders: list[str]) -> None:
     """Write the file."""
     *crds, kubernetes = map(Path, folders)
-    pruner, kinds = Pruner(), {}
+    pruner, kinds = Pruner(json.loads((kubernetes / "_definitions.json").read_text())["$defs"]), {}
     for crd in (document for folder in crds for path in folder.glob("*.yaml") for document in _documents(path)):
         if (kind := crd["spec"]["names"]["kind"]) in CUSTOM:
             for version in crd["spec"]["versions"]:

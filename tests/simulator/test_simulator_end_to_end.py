@@ -132,7 +132,7 @@ def test_costs_and_their_calibration_are_read_from_files(simulated: Simulated, t
     assert (outcome["setup"]["costs"], outcome["setup"]["calibration"]) == ("slow.json", "measured.json")
     (run,) = outcome["runs"]
     assert run["gpus_starting_mean"] > 0
-    assert 1 < run["added_ttft_s"]["max"] < 10  # with 60 s to start nothing would be served within the horizon
+    assert 1 < run["added_ttft_s"]["max"] < 20  # with 60 s to start nothing would be served within the horizon
 
 
 def test_a_table_has_the_metrics_of_every_policy(simulated: Simulated, capsys: pytest.CaptureFixture[str]) -> None:

@@ -280,7 +280,7 @@ def test_the_version() -> None:
     [
         (("replay", "--help"), "simulator.replay", ["--help"]),
         (("replay", "--trace", "x", "--url", "u"), "simulator.replay", ["--trace", "x", "--url", "u"]),
-        (("simulate", "-h"), "simulator", ["-h"]),
+        (("simulate", "-h"), "simulator.__main__", ["-h"]),
         (("plan", "t.csv", "--help"), "simulator.planning", ["t.csv", "--help"]),
         (("keys", "team-a"), "app.keys", ["team-a"]),
         (("keys",), "app.keys", []),

@@ -20,7 +20,7 @@ def test_documents_and_their_values(url: str) -> None:
 def test_no_server_at_the_address() -> None:
     with (
         MellEndpoint(f"http://127.0.0.1:{free_port()}") as endpoint,
-        pytest.raises(NotThere, match="is `serve run") as raised,
+        pytest.raises(NotThere, match="is Mell running there") as raised,
     ):
         endpoint.state()
     assert raised.value.status == 3 and "--url" in str(raised.value)

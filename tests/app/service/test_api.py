@@ -57,7 +57,7 @@ async def test_the_api_stands_beside_the_operators_routes(served: tuple[VllmApi,
     assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 16)
     assert "replicas" in (await client.get("/mell/state")).json()
     assert (await client.get("/version")).json()["vllm"] == "2"
-    assert (await client.get("/metrics")).text == "# metrics\n"
+    assert (await client.get("/metrics")).text == "# all\n"
     assert (await client.get("/v1/unknown")).status_code == 404
     text = api.decode([5, 2])
     assert text.startswith("#") and text.endswith("</s>")

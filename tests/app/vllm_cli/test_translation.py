@@ -210,4 +210,5 @@ def test_the_file_has_serves_own_settings_as_shipped() -> None:
     shipped, written = (yaml.safe_load(text) for text in (SHIPPED.read_text(), render(on(CPU, {}))))
     (theirs,), (ours,) = shipped.pop("applications"), written.pop("applications")
     assert written == shipped
+    assert (ours.pop("import_path"), theirs.pop("import_path")) == ("mell:build_app", "app.main:build_app")
     assert {**ours, "args": None} == {**theirs, "args": None}

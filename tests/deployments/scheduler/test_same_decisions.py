@@ -312,6 +312,7 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
         moves_per_replica=config.terms.moves_per_replica,
         prefill_gpus=config.prefill_replicas,
         auto_prefills=config.auto_prefills,
+        by_machine=True,
     )
     costs = replace(COSTS, migration=replace(COSTS.migration, slowdown=config.slowdown))  # type: ignore[type-var]
     terms = terms_of(setup, costs)
