@@ -8,13 +8,16 @@ over.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import fsum
 
 from policies.model import ReplicaId, RequestId
 
 
 @dataclass(slots=True)
 class _PrefillQueue:
-    """The work of one replica: its predicted end, and the seconds of each request."""
+    """The work of one replica: its predicted end, the seconds of each request, and their sum, rounded once: it depends on
+    no order.
+    """
 
     ends_at: float = 0.0
     seconds: dict[RequestId, float] = field(default_factory=dict)
@@ -34,7 +37,7 @@ class PrefillQueues:
         queue = self._queues.setdefault(replica, _PrefillQueue())
         queue.ends_at = max(now, queue.ends_at) + seconds
         queue.seconds[request] = seconds
-        queue.total_s += seconds
+        queue.total_s = fsum(queue.seconds.values())
         self._homes[request] = replica
 
     def end(self, request: RequestId) -> None:
@@ -43,14 +46,15 @@ class PrefillQueues:
         if replica is None:
             return
         queue = self._queues[replica]
-        queue.total_s -= queue.seconds.pop(request)
+        del queue.seconds[request]
+        queue.total_s = fsum(queue.seconds.values())
         if not queue.seconds:
             del self._queues[replica]
 
     def move(self, request: RequestId, replica: ReplicaId, now: float) -> None:
-        """Have another replica do the work of a request, if it has any left."""
+        """Have another replica do the work of a request, if it has any left. A repeated call changes nothing."""
         home = self._homes.get(request)
-        if home is not None:
+        if home is not None and home != replica:
             self.add(request, replica, self._queues[home].seconds[request], now)
 
     def of(self, replica: ReplicaId) -> Iterable[RequestId]:

@@ -28,6 +28,17 @@ def test_work_that_is_over_early_is_waited_for_no_more() -> None:
     assert queues.wait_s(A, 0.5) == 0.0
 
 
+def test_a_repeated_move_changes_nothing() -> None:
+    queues = PrefillQueues()
+    queues.add(RequestId("p"), A, 2.0, now=0.0)
+    queues.add(RequestId("q"), B, 3.0, now=0.0)
+    queues.move(RequestId("p"), B, now=0.0)
+    queues.move(RequestId("p"), B, now=0.0)
+    assert queues.wait_s(B, 0.0) == 5.0
+    queues.end(RequestId("p"))
+    assert queues.wait_s(B, 2.5) == 2.5, "the end of both, not of three"
+
+
 def test_a_request_waits_on_one_replica() -> None:
     queues = PrefillQueues()
     queues.add(RequestId("p"), A, 2.0, now=0.0)
