@@ -13,9 +13,8 @@ class EpochConditions:
     Every replica keeps `headroom` tokens free for the growth of each request. `lead`, at most the headroom, is a
     request's growth until a decision takes effect. `speed` limits the steps of every replica (None: no limit).
 
-    At most `moves` requests change their replica. The cluster keeps `slack` tokens free. With a `forecast`, the
-    expected change of demand in tokens with its spread, replicas open for that alone, and the slack is the forecast if
-    that is a rise. Of the sizes of waiting requests, the share `queue_share` counts as demand.
+    At most `moves` requests change their replica. The cluster keeps `slack` tokens free; `is_forecast` if the slack
+    includes the spread of a forecast. Of the sizes of waiting requests, the share `queue_share` counts as demand.
 
     At least `min_replicas` stay open, and `level_replicas`, the least number that keeps a service level. While the pool
     `awaits_start` of a replica, no replica is emptied or closed: another one would soon be opened again.
@@ -26,7 +25,7 @@ class EpochConditions:
     speed: SpeedLimit | None = None
     moves: float = inf
     slack: int = 0
-    forecast: int | None = None
+    is_forecast: bool = False
     queue_share: float = 1.0
     min_replicas: int = 0
     level_replicas: int = 0

@@ -47,11 +47,10 @@ class Forecast:
         while self._past and self._past[0][0] < now - WINDOW_S - within_s - wait_s:
             self._past.popleft()
 
-    def change(self, share: float) -> int:
-        """The change of the present demand that is exceeded with a probability of 1 - `share` only, in tokens.
+    def rise(self, share: float) -> int:
+        """The rise above the present demand that is exceeded with a probability of 1 - `share` only, in tokens.
 
-        Below zero if demand is expected to fall. Before demand has been observed for long enough, the largest rise so
-        far.
+        Before demand has been observed for long enough, it is the largest rise so far.
         """
         if not self._past:
             return max((self._present - was for _, was in self._recent), default=0)
@@ -66,4 +65,4 @@ class Forecast:
         if not again:
             return 0
         highest = later_mean + slope * (self._present - mean) + again[ceil(share * len(again)) - 1]
-        return round(highest) - self._present
+        return max(0, round(highest) - self._present)

@@ -15,6 +15,9 @@ from policies.model import Tokens
 from policies.rules.policy import Policy
 from policies.rules.registry import sets_headroom
 
+_DEVIATIONS = NormalDist().inv_cdf(FORESEEN)
+"""Standard deviations below the mean that are exceeded with the probability `FORESEEN`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LevelBounds:
@@ -59,14 +62,13 @@ def epoch_conditions(
     """The conditions of the epoch. Changes nothing: `learn_demand` comes before it."""
     rate, follows = memory.learned.experience.decode_rate, memory.terms.service is not None
     growth = _net_lead(memory, limits, now) if follows else lead(limits, rate)
-    free = round(limits.slack * memory.cluster.capacity) + memory.learned.demand.change(limits)
     return EpochConditions(
         headroom(memory.rule, limits, rate, growth, follows),
         growth,
         bounds.speed,
         inf if limits.moves_per_epoch is None else limits.moves_per_epoch,
-        max(0, free),
-        None if limits.foreseen is None else free,
+        round(limits.slack * memory.cluster.capacity) + memory.learned.demand.rise(limits),
+        limits.foreseen is not None,
         bounds.queue_share,
         seen.pool.min_replicas,
         memory.learned.level_replicas.value,
@@ -94,14 +96,13 @@ def net_lead(limits: Limits, decode_rate: float, stay_s: float, requests: float,
     """As `lead`, of requests that end: each grows until its end only, and those that end leave their room to the rest.
 
     A replica has `requests` requests of `size` tokens in the mean, which stay there for `stay_s` seconds. Their ends
-    are independent of each other and of their age. As many end in time as do so with the probability of the limits'
-    forecast, without one `FORESEEN`: of few requests perhaps none, of many nearly the mean.
+    are independent of each other and of their age. As many end in time as do so with the probability `FORESEEN`: of
+    few requests perhaps none, of many nearly the mean.
     """
     if not (stay_s and requests):
         return lead(limits, decode_rate)
     ending = 1 - exp(-limits.lead_s / stay_s)
-    deviations = NormalDist().inv_cdf(FORESEEN if limits.foreseen is None else limits.foreseen)
-    sure = max(0.0, ending - deviations * sqrt(ending * (1 - ending) / requests))
+    sure = max(0.0, ending - _DEVIATIONS * sqrt(ending * (1 - ending) / requests))
     return Tokens(max(0, ceil(ending * stay_s * decode_rate - sure * size)))
 
 

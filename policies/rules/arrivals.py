@@ -24,11 +24,8 @@ class Openings:
         }
 
     def replica_for(self, request: Request) -> Replica | None:
-        """A new replica for the request. None: the request waits for a replica to start, or the supply is exhausted.
-
-        With a forecast, a single request opens no replica beside others: it is over before that has started.
-        """
-        if self._reserve(request) or (self._cluster.conditions.forecast is not None and self._cluster.up()):
+        """A new replica for the request. None: the request waits for a replica to start, or the supply is exhausted."""
+        if self._reserve(request):
             return None
         replica = self._cluster.decisions.open()
         if replica is not None and replica.state is ReplicaState.STARTING:

@@ -222,7 +222,8 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
 
 
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
-    """A stream on the donor holds the prefix, and others fill the donor: the rest of the prompt has no room there.
+    """A stream on the donor holds the prefix, and others that begin with it fill the donor: the rest of the prompt has
+    no room there, but elsewhere.
 
     The last ones are small, since a donor holds a prefix only while it has a free block, and all streams grow. Tests of
     copies that stand still come later: the scheduler would compute the prefix for a while, instead of copying it.
@@ -241,7 +242,8 @@ async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Applic
             if found["replica"] == other:
                 break
             filler = Answer()
-            fill = client.stream(filler, prompt(size, f"filler-{len(streams)}"), 700, "filler")
+            own = prompt(size, f"filler-{len(streams)}")
+            fill = client.stream(filler, [*shared, *own], 700, "filler")
             streams.append(asyncio.create_task(fill))
             await filler.until(1)
 

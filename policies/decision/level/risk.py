@@ -17,9 +17,9 @@ LATE = 0.003
 the rest of the level's 1 % is for an episode that is longer than those before it."""
 DOUBLING_S = 150.0
 """The time in which the probability doubles without late first tokens, in seconds of mean traffic."""
-LEAST, MOST = 0.0005, 0.5
-"""The range of the probability: ten minutes of epochs know no smaller one, and the larger one is that of the middle
-forecast."""
+LEAST, MOST = 0.0005, 0.2
+"""The range of the probability: ten minutes of epochs know no smaller one, and beyond the larger one the reserve is for
+no burst at all, whatever has been in time lately."""
 
 
 class AdaptedRisk:

@@ -201,12 +201,13 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
         ) -> None:
             nonlocal checked
             Log.decided(self, now, cluster, plans, closing, machines)
+            assert pool.mover is not None
             for name, engine in pool.replicas.engines.items():
                 queues = engine.scheduler
                 waiting = {each.id for each in queues.waiting}
                 here = {*queues.running, *waiting, *engine.reserved, *engine.handed}
                 # The room of a move by KV may be taken back: then the request comes by tokens, and queues.
-                here |= {q for q, move in mover.under_way.items() if move.detour is Cause.TRANSFER_FAILED}
+                here |= {q for q, move in pool.mover.under_way.items() if move.detour is Cause.TRANSFER_FAILED}
                 assert engine.free(now) >= -len(queues.running)
                 assert {q for q in cluster.replicas[name].requests if is_running(q)} <= here
                 checked += len(here)
@@ -218,8 +219,6 @@ def test_memory_is_never_exceeded_and_both_sides_agree_on_who_is_where() -> None
     setup = Setup(Tokens(1000), 25.0, gpus_per_node=2, horizon_s=100.0)
     played = one_pool(policy("load_balance"), setup, costs, Check())
     (pool,) = played.pools
-    mover = pool.mover
-    assert mover is not None
     played.run(workload(5, 80.0, rate=2.0))
     assert checked > 1000
 
