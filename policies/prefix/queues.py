@@ -15,8 +15,8 @@ from policies.model import ReplicaId, RequestId
 
 @dataclass(slots=True)
 class _PrefillQueue:
-    """The work of one replica: its predicted end, the seconds of each request, and their sum, rounded once: it depends on
-    no order.
+    """The work of one replica: its predicted end, the seconds of each request, and their sum, which is rounded once, so
+    that it depends on no order.
     """
 
     ends_at: float = 0.0
