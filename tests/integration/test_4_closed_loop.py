@@ -213,11 +213,12 @@ async def test_under_pressure_the_lower_rank_waits(paced: Application) -> None:
                 return sum(map(len, await waiting())) == count
 
             await eventually(all_wait)
-        homes = [{q["class"]: q["label"] for q in queue} for queue in await waiting()]
-        assert [sorted(home) for home in homes] == [["flex", "priority"]] * 4
+        homes = [[(q["class"], q["label"]) for q in queue] for queue in await waiting()]
+        pairs = [(p, q) for home in homes for rank, p in home for other, q in home if rank == "priority" > other]
+        assert len(pairs) > 1, "both ranks wait on some replicas"
         await streams.leave()
         await asyncio.gather(*asking)
-        assert all(ended.index(home["priority"]) < ended.index(home["flex"]) for home in homes), ended
+        assert all(ended.index(first) < ended.index(second) for first, second in pairs), ended
 
 
 async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Application) -> None:
