@@ -24,6 +24,7 @@ from app.ingress.http.orders import (
     MatchOrder,
     ModeRequest,
     MoveRequest,
+    NodeDrainOrder,
     PinOrder,
     RoleOrder,
     StartProfile,
@@ -58,6 +59,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/mode": ModeRequest,
     "/mell/bounds": BoundsOrder,
     "/mell/ingress/drain": DrainOrder,
+    "/mell/nodes/NODE/drain": NodeDrainOrder,
 }
 """The bodies of operators' orders, by path."""
 
