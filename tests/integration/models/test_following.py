@@ -78,10 +78,13 @@ def by_kv(record: MigrationRecord) -> bool:
 
 
 async def moved_requests_give_what_unmoved_ones_give(pair: EnginePair) -> None:
+    """Until as many requests as are asked for were followed: an order may come when a prompt is computed already."""
     draw = random.Random(20240607)
-    records: list[MigrationRecord] = []
-    outputs: set[tuple[int, ...]] = set()
-    for first in range(0, HANDOVERS, AT_ONCE):
+    followed: list[MigrationRecord] = []
+    outputs: list[tuple[int, ...]] = []
+    for first in range(0, 3 * HANDOVERS, AT_ONCE):
+        if len(followed) >= HANDOVERS:
+            break
         cases = []
         for number in range(first, first + AT_ONCE):
             prompt = prompt_of(draw.randrange(3 * CHUNK, 14 * CHUNK), f"case {number}")
@@ -97,13 +100,13 @@ async def moved_requests_give_what_unmoved_ones_give(pair: EnginePair) -> None:
         await forget(pair)
         for (number, prompt, at, on), (want, _), (got, record) in zip(cases, unmoved, moved, strict=True):
             assert got == want, (number, len(prompt), at, on, record)
-            records.append(record)
-            outputs.add(want)
-            assert not by_kv(record) or record.blocks >= (len(prompt) - BLOCK) // BLOCK, record
-    followed = [record for record in records if by_kv(record)]
-    assert len(followed) > 0.8 * len(records), [r for r in records if r not in followed]
+            outputs.append(want)
+            if by_kv(record):
+                assert record.blocks >= (len(prompt) - BLOCK) // BLOCK, record
+                followed.append(record)
+    assert len(followed) >= HANDOVERS, "most orders came too late"
     assert sum(record.rounds > 1 for record in followed) > len(followed) / 2, "blocks were copied during the prefill"
-    assert len(outputs) > 0.9 * len(records), "the model repeats itself: equality would prove nothing"
+    assert len(set(outputs)) > 0.9 * len(outputs), "the model repeats itself: equality would prove nothing"
 
 
 async def converse(pair: EnginePair, caching: Caching, number: int) -> None:
