@@ -57,9 +57,9 @@ def closable(cluster: Cluster, closing: Collection[Replica] = (), times: float =
     conditions = cluster.conditions
     if len(closing) >= _above_minimum(cluster):
         return -1.0
-    if not conditions.slack:
+    if not conditions.slack and conditions.forecast is None:
         return inf
-    margin = 1.0 if conditions.is_forecast else times
+    margin = times if conditions.forecast is None else 1.0
     return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - margin * conditions.slack
 
 

@@ -13,8 +13,10 @@ class EpochConditions:
     Every replica keeps `headroom` tokens free for the growth of each request. `lead`, at most the headroom, is a
     request's growth until a decision takes effect. `speed` limits the steps of every replica (None: no limit).
 
-    At most `moves` requests change their replica. The cluster keeps `slack` tokens free; `is_forecast` if the slack
-    includes the spread of a forecast. Of the sizes of waiting requests, the share `queue_share` counts as demand.
+    At most `moves` requests change their replica. The cluster keeps `slack` tokens free. A `forecast` is the expected
+    change of demand in tokens, with its spread; then the slack is that, if it is a rise. Of the sizes of waiting
+    requests, the share `queue_share` counts as demand. One of them opens a replica of its own only if the pool
+    `opens_for_requests`.
 
     At least `min_replicas` stay open, and `level_replicas`, the least number that keeps a service level. While the pool
     `awaits_start` of a replica, no replica is emptied or closed: another one would soon be opened again.
@@ -25,7 +27,8 @@ class EpochConditions:
     speed: SpeedLimit | None = None
     moves: float = inf
     slack: int = 0
-    is_forecast: bool = False
+    forecast: int | None = None
+    opens_for_requests: bool = True
     queue_share: float = 1.0
     min_replicas: int = 0
     level_replicas: int = 0

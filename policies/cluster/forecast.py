@@ -15,14 +15,14 @@ from collections import deque
 from math import ceil
 from statistics import fmean
 
-WINDOW_S = 600.0
+WINDOW_S = 1200.0
 """The time for which demand counts, in seconds. A longer one remembers bursts that are over, a shorter one forgets them
 between two."""
 APART_S = 150.0
 """The time before and after the largest miss that belongs to the same rise, in seconds: a burst with its aftermath."""
 LEFT_OUT = 0.25
 """The share of the past that `APART_S` may be at most."""
-GRID = 64
+GRID = 32
 """The number of samples within the time of a start."""
 
 
@@ -47,10 +47,11 @@ class Forecast:
         while self._past and self._past[0][0] < now - WINDOW_S - within_s - wait_s:
             self._past.popleft()
 
-    def rise(self, share: float) -> int:
-        """The rise above the present demand that is exceeded with a probability of 1 - `share` only, in tokens.
+    def change(self, share: float) -> int:
+        """The change of the present demand that is exceeded with a probability of 1 - `share` only, in tokens.
 
-        Before demand has been observed for long enough, it is the largest rise so far.
+        Below zero if demand is expected to fall. Before demand has been observed for long enough, the largest rise so
+        far.
         """
         if not self._past:
             return max((self._present - was for _, was in self._recent), default=0)
@@ -65,4 +66,4 @@ class Forecast:
         if not again:
             return 0
         highest = later_mean + slope * (self._present - mean) + again[ceil(share * len(again)) - 1]
-        return max(0, round(highest) - self._present)
+        return round(highest) - self._present

@@ -6,17 +6,14 @@ from statistics import NormalDist
 
 from policies.cluster.capacity import queued_tokens, total_demand_at
 from policies.cluster.conditions import EpochConditions
-from policies.cost.service import SpeedLimit
-from policies.decision.level.service import FORESEEN, level_of, speed_limit
+from policies.cost.service import TAIL, SpeedLimit
+from policies.decision.level.service import level_of, speed_limit
 from policies.decision.limits import Limits
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import PoolReport
 from policies.model import Tokens
 from policies.rules.policy import Policy
 from policies.rules.registry import sets_headroom
-
-_DEVIATIONS = NormalDist().inv_cdf(FORESEEN)
-"""Standard deviations below the mean that are exceeded with the probability `FORESEEN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,9 @@ def level_bounds(memory: PoolMemory, now: float) -> LevelBounds:
 
 def learn_risk(memory: PoolMemory, bounds: LevelBounds, now: float) -> None:
     """Adapt the probability with which demand may exceed its forecast to the requests that wait for too long."""
-    if bounds.speed is not None:
-        ttft_s, rate = level_of(memory, now).ttft_p99_s, memory.learned.experience.arrival_rate(now)
-        memory.learned.risk.observe(memory.locations.is_unstarted, ttft_s, rate, now)
+    ttft_s = None if bounds.speed is None else level_of(memory, now).ttft_p99_s
+    rate = memory.learned.experience.arrival_rate(now)
+    memory.learned.risk.observe(memory.locations.is_unstarted, ttft_s, rate, now)
 
 
 def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: float) -> None:
@@ -62,13 +59,15 @@ def epoch_conditions(
     """The conditions of the epoch. Changes nothing: `learn_demand` comes before it."""
     rate, follows = memory.learned.experience.decode_rate, memory.terms.service is not None
     growth = _net_lead(memory, limits, now) if follows else lead(limits, rate)
+    free = round(limits.slack * memory.cluster.capacity) + memory.learned.demand.change(limits)
     return EpochConditions(
         headroom(memory.rule, limits, rate, growth, follows),
         growth,
         bounds.speed,
         inf if limits.moves_per_epoch is None else limits.moves_per_epoch,
-        round(limits.slack * memory.cluster.capacity) + memory.learned.demand.rise(limits),
-        limits.foreseen is not None,
+        max(0, free),
+        None if limits.foreseen is None else free,
+        limits.foreseen is None or bool(memory.learned.risk.late),
         bounds.queue_share,
         seen.pool.min_replicas,
         memory.learned.level_replicas.value,
@@ -96,13 +95,14 @@ def net_lead(limits: Limits, decode_rate: float, stay_s: float, requests: float,
     """As `lead`, of requests that end: each grows until its end only, and those that end leave their room to the rest.
 
     A replica has `requests` requests of `size` tokens in the mean, which stay there for `stay_s` seconds. Their ends
-    are independent of each other and of their age. As many end in time as do so with the probability `FORESEEN`: of
-    few requests perhaps none, of many nearly the mean.
+    are independent of each other and of their age. As many end in time as do so with the probability of the limits'
+    forecast, without one that of a level: of few requests perhaps none, of many nearly the mean.
     """
     if not (stay_s and requests):
         return lead(limits, decode_rate)
     ending = 1 - exp(-limits.lead_s / stay_s)
-    sure = max(0.0, ending - _DEVIATIONS * sqrt(ending * (1 - ending) / requests))
+    deviations = NormalDist().inv_cdf(1.0 - TAIL if limits.foreseen is None else limits.foreseen)
+    sure = max(0.0, ending - deviations * sqrt(ending * (1 - ending) / requests))
     return Tokens(max(0, ceil(ending * stay_s * decode_rate - sure * size)))
 
 

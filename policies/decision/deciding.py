@@ -483,10 +483,14 @@ def _open_minimum(cluster: Cluster) -> ScaleUp | None:
 
 
 def open_slack(cluster: Cluster) -> bool:
-    """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
-    slack = cluster.conditions.slack
-    is_short = slack > 0 and spare_capacity(cluster) < slack
-    while is_short and cluster.decisions.open() is not None and spare_capacity(cluster) < slack:
+    """Open replicas until the slack is free, or no more may be opened. True if it was not free.
+
+    By a forecast, what is short now but not when a start is over needs no replica.
+    """
+    slack, forecast = cluster.conditions.slack, cluster.conditions.forecast
+    free = slack if forecast is None else forecast
+    is_short = (slack > 0 or forecast is not None) and spare_capacity(cluster) < free
+    while is_short and cluster.decisions.open() is not None and spare_capacity(cluster) < free:
         pass
     return is_short
 

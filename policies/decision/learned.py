@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from policies.causes import PAIR_FAILURES
-from policies.cluster.forecast import WINDOW_S
 from policies.cluster.supply import RecentMaximum
 from policies.cost.service import ReplicaSpeed
 from policies.decision.breaker import Breaker
@@ -18,6 +17,9 @@ from policies.paths.estimates import Estimates
 from policies.paths.prices import Profile
 from policies.plan import MoveReport
 from policies.prefix.routing import RoutingExperience
+
+CLASS_S = 600.0
+"""The seconds for which the level of a service class counts after its last request."""
 
 
 class Learned:
@@ -78,6 +80,6 @@ class Learned:
             self.estimates.forget(request)
 
     def active_classes(self, present: Iterable[str], now: float) -> frozenset[str]:
-        """The service classes that have requests now, or have had some within the last `WINDOW_S` seconds."""
+        """The service classes that have requests now, or have had some within the last `CLASS_S` seconds."""
         self._class_seen.update(dict.fromkeys(present, now))
-        return frozenset(name for name, at in self._class_seen.items() if at >= now - WINDOW_S)
+        return frozenset(name for name, at in self._class_seen.items() if at >= now - CLASS_S)

@@ -22,7 +22,7 @@ class Limits:
 
     The pool keeps free `slack`, as a number of replicas, and the largest recent rise in demand within `foresight_s`
     seconds; with a replica's start-up time as `foresight_s`, replicas open before they are needed. With `foreseen`
-    it is instead the rise that the forecast exceeds with a probability of 1 - `foreseen` only. An empty replica
+    it is instead the change that demand exceeds with a probability of 1 - `foreseen` only. An empty replica
     stays open for `linger_s` seconds. The natural value is the start-up time, too, since that is the time it saves if
     it is needed again.
     """
@@ -51,11 +51,11 @@ class DemandHistory:
         else:
             self.forecast.observe(now, tokens, limits.foresight_s, wait_s)
 
-    def rise(self, limits: Limits) -> int:
-        """The rise that the limits keep free, in tokens."""
+    def change(self, limits: Limits) -> int:
+        """The change of demand that the limits provide for, in tokens: a rise, or what a forecast says."""
         if not limits.foresight_s:
             return 0
-        return self.past.rise if limits.foreseen is None else self.forecast.rise(limits.foreseen)
+        return self.past.rise if limits.foreseen is None else self.forecast.change(limits.foreseen)
 
 
 @dataclass(frozen=True, slots=True)

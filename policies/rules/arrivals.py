@@ -24,8 +24,12 @@ class Openings:
         }
 
     def replica_for(self, request: Request) -> Replica | None:
-        """A new replica for the request. None: the request waits for a replica to start, or the supply is exhausted."""
-        if self._reserve(request):
+        """A new replica for the request. None: the request waits for a replica to start, or the supply is exhausted.
+
+        By a forecast, a request that is not late opens none beside others: it is over before that has started.
+        """
+        cluster = self._cluster
+        if self._reserve(request) or (cluster.up() and not cluster.conditions.opens_for_requests):
             return None
         replica = self._cluster.decisions.open()
         if replica is not None and replica.state is ReplicaState.STARTING:

@@ -15,11 +15,10 @@ from policies.model import RequestId
 LATE = 0.003
 """The share of late first tokens at which the probability stays as it is. Late ones come in episodes, a few in an hour;
 the rest of the level's 1 % is for an episode that is longer than those before it."""
-DOUBLING_S = 150.0
+DOUBLING_S = 300.0
 """The time in which the probability doubles without late first tokens, in seconds of mean traffic."""
-LEAST, MOST = 0.0005, 0.2
-"""The range of the probability: ten minutes of epochs know no smaller one, and beyond the larger one the reserve is for
-no burst at all, whatever has been in time lately."""
+LEAST, MOST = 0.0005, 0.5
+"""The range of the probability: the past knows no smaller one, and the larger one is that of the middle forecast."""
 
 
 class AdaptedRisk:
@@ -30,14 +29,17 @@ class AdaptedRisk:
 
     def __init__(self) -> None:
         self.value = TAIL
+        self.late: frozenset[RequestId] = frozenset()
+        """The requests that still wait, though their first token is late: without a level of it, all that wait."""
         self._arrived = 0
         self._since: dict[RequestId, float] = {}
         """The arrival times of requests that have not been seen with a first token."""
 
     def arrived(self, request: RequestId, now: float) -> None:
-        """Add an arrival, or another try of one."""
-        self._arrived += request not in self._since
-        self._since.setdefault(request, now)
+        """Add an arrival. Another try of one has the time of the first."""
+        if request not in self._since and request not in self.late:
+            self._arrived += 1
+            self._since[request] = now
 
     def observe(self, waits: Callable[[RequestId], bool], ttft_s: float | None, rate: float, now: float) -> None:
         """Adapt the probability in an epoch.
@@ -46,9 +48,10 @@ class AdaptedRisk:
         arrivals per second. Without a level of first tokens (None) the probability stays as it is.
         """
         waiting = {request: at for request, at in self._since.items() if waits(request)}
-        late = [request for request, at in waiting.items() if ttft_s is not None and now - at > ttft_s]
+        late = [request for request, at in waiting.items() if ttft_s is None or now - at > ttft_s]
         for request in late:
             del waiting[request]
+        self.late = frozenset(filter(waits, self.late)).union(late)
         new, self._arrived, self._since = self._arrived, 0, waiting
         if rate and ttft_s is not None:
             doublings = (new - len(late) / LATE) / rate / DOUBLING_S

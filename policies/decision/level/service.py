@@ -12,9 +12,6 @@ from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, 
 from policies.decision.memory import PoolMemory
 from policies.precedence import DEFAULT_CLASS
 
-FORESEEN = 1.0 - TAIL
-"""The share of recent epochs whose rise in demand is kept free: a level holds for the same share of requests."""
-
 
 def replica_speed(memory: PoolMemory) -> ReplicaSpeed | None:
     """The step times of the pool's replicas: the given ones, else fitted ones; None before there is a fit."""

@@ -23,7 +23,7 @@ def shortages(demand: Callable[[int], int], until: int, share: float) -> float:
     forecast, capacity = Forecast(), []
     for now in range(until):
         forecast.observe(float(now), demand(now), START_S)
-        capacity.append(demand(now) + forecast.rise(share))
+        capacity.append(demand(now) + forecast.change(share))
     late = range(int(WINDOW_S), until - int(START_S))
     return sum(demand(now + int(START_S)) > capacity[now] for now in late) / len(late)
 
@@ -33,7 +33,7 @@ def noise(now: int) -> int:
 
 
 def test_steady_demand_keeps_nothing_in_reserve() -> None:
-    assert observed(lambda now: 1000, 300).rise(0.99) == 0
+    assert observed(lambda now: 1000, 300).change(0.99) == 0
 
 
 @pytest.mark.parametrize("share", [0.9, 0.99])
@@ -46,13 +46,13 @@ def test_bursts_that_return_are_kept_in_reserve() -> None:
     def bursts(now: int) -> int:
         return 3000 if now % 200 < 20 else 1000
 
-    assert observed(bursts, 1150).rise(0.99) == 2000
+    assert observed(bursts, 1150).change(0.99) == 2000
     assert shortages(bursts, 3000, 0.99) == 0
 
 
 def test_high_demand_is_expected_to_fall() -> None:
     def after(last: int) -> int:
-        return observed(lambda now: last if now == 900 else noise(now), 901).rise(0.99)
+        return observed(lambda now: last if now == 900 else noise(now), 901).change(0.99)
 
     assert after(1300) < after(900) - 250
 
@@ -61,8 +61,8 @@ def test_a_burst_shorter_than_requests_may_wait_needs_no_reserve() -> None:
     def short(now: int) -> int:
         return 3000 if now % 100 < 4 else 1000
 
-    assert observed(short, 990).rise(0.99) == 2000
-    assert observed(short, 990, wait_s=5.0).rise(0.99) == 0
+    assert observed(short, 990).change(0.99) == 2000
+    assert observed(short, 990, wait_s=5.0).change(0.99) == 0
 
 
 @pytest.mark.parametrize("first", [0, 300], ids=["the rise of a new service", "a burst"])
@@ -70,7 +70,7 @@ def test_a_rise_that_has_come_once_is_not_kept_in_reserve(first: int) -> None:
     def once(now: int) -> int:
         return 5000 if first <= now < first + 50 else 1000 if now else 0
 
-    assert max(observed(once, until).rise(0.99) for until in range(first + 120, 900, 60)) < 100
+    assert max(observed(once, until).change(0.99) for until in range(first + 120, 900, 60)) < 100
 
 
 @pytest.mark.parametrize("until", [120, 180, 240, 300])
@@ -78,7 +78,7 @@ def test_a_young_service_has_a_reserve_for_what_returns(until: int) -> None:
     def bursts(now: int) -> int:
         return 3000 if now % 40 < 8 else 1000
 
-    assert observed(bursts, until + 20).rise(0.99) > 1500
+    assert observed(bursts, until + 20).change(0.99) > 1500
 
 
 def test_bursts_are_forgotten_after_the_window() -> None:
@@ -86,7 +86,7 @@ def test_bursts_are_forgotten_after_the_window() -> None:
         return 5000 if 100 <= now < 150 or 400 <= now < 450 else 1000
 
     end = 150 + int(WINDOW_S + START_S)
-    assert [observed(twice, until).rise(0.99) > 1000 for until in (300, 500, end - 60, end + 5)] == [
+    assert [observed(twice, until).change(0.99) > 1000 for until in (300, 500, end - 60, end + 5)] == [
         False,
         True,
         True,
@@ -95,9 +95,9 @@ def test_bursts_are_forgotten_after_the_window() -> None:
 
 
 def test_before_a_start_has_passed_the_largest_rise_counts() -> None:
-    assert observed(lambda now: 100 * now, 20).rise(0.99) == 1900
-    assert Forecast().rise(0.99) == 0
+    assert observed(lambda now: 100 * now, 20).change(0.99) == 1900
+    assert Forecast().change(0.99) == 0
 
 
 def test_a_rising_demand_is_expected_to_rise_on() -> None:
-    assert observed(lambda now: 100 * now, 400).rise(0.99) == pytest.approx(100 * START_S, rel=0.1)
+    assert observed(lambda now: 100 * now, 400).change(0.99) == pytest.approx(100 * START_S, rel=0.1)

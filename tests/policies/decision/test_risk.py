@@ -14,6 +14,7 @@ from tests.policies.decision.observed import Watcher, observed
 
 RATE = 4.0
 TTFT_S = 3.0
+FIRST_TOKENS = ServiceLevel(ttft_p99_s=TTFT_S)
 EPOCHS = int(DOUBLING_S)
 PER_DOUBLING = round(RATE * DOUBLING_S)
 """Arrivals in time that double the probability."""
@@ -60,17 +61,21 @@ def test_a_late_request_counts_once() -> None:
     risk.observe(lambda request: True, TTFT_S, RATE, TTFT_S + 1.0)
     late = risk.value
     assert late < in_time, "another try keeps the time of the first"
-    risk.observe(lambda request: True, TTFT_S, RATE, TTFT_S + 2.0)
+    risk.arrived(name, 3.0)
+    risk.observe(lambda request: True, TTFT_S, RATE, 3 * TTFT_S)
     assert risk.value == late
+    assert risk.late == {name}
+    risk.observe(lambda request: False, TTFT_S, RATE, 3 * TTFT_S)
+    assert not risk.late
 
 
-def level_watcher() -> Watcher:
+def level_watcher(service: ServiceLevel | None) -> Watcher:
     speed = ReplicaSpeed(StepCosts(proportional(0.001), overhead_s=0.020))
-    return Watcher(PoolMemory(Terms(service=ServiceLevel(ttft_p99_s=TTFT_S), speed=speed)))
+    return Watcher(PoolMemory(Terms(service=service, speed=speed)))
 
 
 def test_the_decision_learns_from_requests_that_wait_for_their_first_token() -> None:
-    made = level_watcher()
+    made = level_watcher(FIRST_TOKENS)
     made.observe(observed("a: q90"))
     place(made.memory, Arrival(RequestId("p"), Tokens(50)), 1.0)
     made.decide(observed("a: q90 p50?", now=2.0))
@@ -81,10 +86,27 @@ def test_the_decision_learns_from_requests_that_wait_for_their_first_token() -> 
 
 
 def test_a_preempted_request_is_not_late() -> None:
-    made = level_watcher()
+    made = level_watcher(FIRST_TOKENS)
     made.observe(observed("a: q40"))
     place(made.memory, Arrival(RequestId("p"), Tokens(50)), 1.0)
     made.decide(observed("a: q40 p50", now=2.0))
     risk = made.memory.learned.risk.value
     made.decide(observed("a: q90 p50?", now=9.0))
     assert made.memory.learned.risk.value == risk
+
+
+@pytest.mark.parametrize(
+    ("service", "waits_s", "opens"),
+    [
+        pytest.param(FIRST_TOKENS, 1.0, False, id="in time"),
+        pytest.param(FIRST_TOKENS, TTFT_S + 1.0, True, id="late"),
+        pytest.param(ServiceLevel(itl_p99_s=1.0), 1.0, True, id="without a level of first tokens"),
+        pytest.param(None, 1.0, True, id="without a level"),
+    ],
+)
+def test_a_request_opens_a_replica_once_it_is_late(service: ServiceLevel | None, waits_s: float, opens: bool) -> None:
+    made = level_watcher(service)
+    made.observe(observed("a: q90"))
+    place(made.memory, Arrival(RequestId("p"), Tokens(50)), 1.0)
+    made.decide(observed("a: q90 p50?", now=1.0 + waits_s))
+    assert made.memory.cluster.conditions.opens_for_requests == opens

@@ -8,6 +8,7 @@ from policies.cluster.supply import WINDOW_S, Demand
 from policies.decision.deciding import open_slack
 from policies.decision.limits import DemandHistory, Limits
 from policies.model import ReplicaState, Tokens
+from policies.rules.arrivals import Openings
 from tests.policies.cluster.named import evict, impose, move, named, picture, place, replica, request, settled, turn
 from tests.policies.stepping import Events, apply, begin_epoch
 
@@ -98,6 +99,30 @@ def test_one_that_was_used_lingers_anew() -> None:
 def test_slack_is_kept_free(slack: float, expected: str, starts_as: ReplicaState) -> None:
     cluster = named("A: p90", supply=3, starts_as=starts_as)
     assert [scaled(cluster, Limits(slack=slack)) for _ in range(2)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("forecast", "expected"),
+    [
+        pytest.param(-40, "A: p90", id="what waits is over by then"),
+        pytest.param(-20, "A: p90 | gpu-0:", id="some of what waits is left"),
+    ],
+)
+def test_by_a_forecast_replicas_open_for_the_demand_at_the_end_of_a_start(forecast: int, expected: str) -> None:
+    cluster = named("A: p90", "s30", supply=3)
+    impose(cluster, forecast=forecast)
+    assert scaled(cluster, Limits()) == expected
+
+
+@pytest.mark.parametrize(
+    ("drawing", "for_requests", "opens"), [("A: p90", True, True), ("A: p90", False, False), ("", False, True)]
+)
+def test_without_openings_for_requests_one_opens_only_the_first_replica(
+    drawing: str, for_requests: bool, opens: bool
+) -> None:
+    cluster = named(drawing, "s30", supply=1)
+    impose(cluster, opens_for_requests=for_requests)
+    assert (Openings(cluster).replica_for(request(cluster, "s")) is not None) == opens
 
 
 def test_what_is_needed_for_the_slack_is_not_closed() -> None:
