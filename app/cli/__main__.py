@@ -385,6 +385,12 @@ def serve(rest: Rest = None) -> None:
 
 
 @app.command(context_settings=_REST)
+def convert(rest: Rest = None) -> None:
+    """Write Mell's configuration, from vLLM's flags or Ray Serve LLM's YAML (app.convert)."""
+    programs.execute("convert", rest or ())
+
+
+@app.command(context_settings=_REST)
 def replay(rest: Rest = None) -> None:
     """Replay a trace (simulator.replay)."""
     programs.execute("replay", programs.with_url(rest or ()))
