@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from app import convert as program
+from app.configuration.conversion import convert_documents
 from app.ingress.access.keys import VARIABLE, digest
 from app.settings import Settings
 from tests.app.configuration.test_conversion import entry, serve
@@ -65,7 +66,7 @@ def test_the_text_is_the_configuration_that_was_made(tmp_path: Path, capsys: Cap
     whole = serve(entry(runtime_env={"env_vars": {"A": "yes"}}), beside=(other,))
     whole |= {"http_options": {"port": 9000}, "proxy_location": "HeadOnly"}
     assert run("--device", "cuda", written(tmp_path, whole)) == 0
-    made = program.convert_documents([whole], True, str)
+    made = convert_documents([whole], True, str)
     assert yaml.safe_load(capsys.readouterr().out) == made.whole
 
 
