@@ -19,6 +19,7 @@ from app.cli import orders, programs
 from app.cli import status as status_command
 from app.cli import timeline as timeline_command
 from app.cli import top as top_command
+from app.cli import watch as watch_command
 from app.cli.doctor.command import diagnose
 from app.cli.endpoint import MellEndpoint
 from app.cli.terminal import Terminal, exit_status
@@ -195,6 +196,38 @@ def drain_node(
         raise typer.BadParameter("give NODE, or --self")
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         orders.drain_node(endpoint, terminal, name or socket.gethostname(), wait)
+
+
+@node.command("watch")
+def watch_node(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NODE]", help="The node, as for `drain`; by default, this one.")
+    ] = None,
+    source: Annotated[watch_command.Cloud | None, typer.Option(help="Where notices come from.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="With --source file, or without: a file that appears is the notice.")
+    ] = None,
+    metadata_url: Annotated[
+        str, typer.Option(callback=_check_url, help="URL of the cloud's metadata service.")
+    ] = watch_command.METADATA_URL,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Drain a node when its cloud announces its end.
+
+    Until Ctrl-C. A notice leads to one order, as of `mell node drain`, with the notice's deadline.
+    """
+    if source is None and file is not None:
+        source = watch_command.Cloud.FILE
+    if source is None or (source is watch_command.Cloud.FILE) != (file is not None):
+        raise typer.BadParameter("give --source ec2, gce or azure, or --file PATH")
+    with (
+        exit_status(terminal := Terminal(as_json), on_interrupt=0),
+        watch_command.source_of(source, metadata_url, file) as notices,
+        MellEndpoint(url, admin_key) as endpoint,
+    ):
+        watch_command.watch(endpoint, terminal, name or socket.gethostname(), notices)
 
 
 @app.command()
@@ -382,6 +415,12 @@ def serve(rest: Rest = None) -> None:
         print(short_help(), end="")
     else:
         programs.execute("serve", rest or ())
+
+
+@app.command(context_settings=_REST)
+def convert(rest: Rest = None) -> None:
+    """Write Mell's configuration, from vLLM's flags or Ray Serve LLM's YAML (app.convert)."""
+    programs.execute("convert", rest or ())
 
 
 @app.command(context_settings=_REST)

@@ -1,4 +1,4 @@
-"""`mell serve`, `replay`, `simulate`, `plan`, `keys`: programs with options and a status of their own."""
+"""`mell serve`, `convert`, `replay`, `simulate`, `plan`, `keys`: programs with options and a status of their own."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from deployments.processes.importing import importing
 
 PROGRAMS: Mapping[str, str] = {
     "serve": "app.vllm_cli",
+    "convert": "app.convert",
     "replay": "simulator.replay",
     "simulate": "simulator.__main__",
     "plan": "simulator.planning",

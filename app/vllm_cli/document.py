@@ -1,6 +1,7 @@
 """The text of a serve_config.yaml with comments."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -9,44 +10,73 @@ from app.configuration.documents import IMPORT_PATH
 from app.installation import start_with
 from app.vllm_cli.translation import Translation
 
-_HEAD = """\
-# Mell's configuration for `vllm serve {model}`, made by `mell serve`.
-# docs/configuration.md lists all settings. Start: {start}
-proxy_location: Disabled  # clients connect to the ingress itself
-
-logging_config:
-  encoding: JSON
-  enable_access_log: false
-
-applications:
-  - name: mell
-    import_path: {import_path}
-    route_prefix: /
-    args:
-"""
-_INDENT = " " * 6
 _OPEN = "autoscaling_config"
 """The only section within a section."""
 
 
 def render(translation: Translation) -> str:
-    """The file as text."""
+    """The file of `mell serve` as text."""
     model = translation.args["model_loading_config"]["model_source"]
-    lines = _lines(translation.args, "", _INDENT, translation.comments)
-    return _HEAD.format(model=model, import_path=IMPORT_PATH, start=start_with("FILE")) + "".join(
-        f"{line}\n" for line in lines
-    )
+    head = f"Mell's configuration for `vllm serve {model}`, made by `mell serve`."
+    whole = whole_of(translation)
+    return render_config([head], whole, whole["applications"][0], comments_of(translation))
 
 
-def _lines(section: Mapping[str, Any], path: str, indent: str, comments: Mapping[str, str]) -> Iterator[str]:
+def whole_of(translation: Translation) -> dict[str, Any]:
+    """Serve's configuration with the settings."""
+    application = {"name": "mell", "import_path": IMPORT_PATH, "route_prefix": "/", "args": translation.args}
+    return {
+        "proxy_location": "Disabled",
+        "logging_config": {"encoding": "JSON", "enable_access_log": False},
+        "applications": [application],
+    }
+
+
+def comments_of(translation: Translation) -> dict[str, str]:
+    """The comments on the settings, and on Serve's own members."""
+    return {"proxy_location": "clients connect to the ingress itself", **translation.comments}
+
+
+def render_config(
+    head: Iterable[str], whole: Mapping[str, Any], application: Mapping[str, Any], comments: Mapping[str, str]
+) -> str:
+    """A configuration of Serve as text, with a setting of Mell's per line.
+
+    `head` are the lines of the comment above, `application` is that of `whole` with Mell's settings, and `comments`
+    explain settings by their path.
+    """
+    lines = [f"# {line}".rstrip() for line in head]
+    lines.append(f"# docs/configuration.md lists all settings. Start: {start_with('FILE')}")
+    lines += _lines({name: value for name, value in whole.items() if name != "applications"}, "", "", comments)
+    lines += ["", "applications:"]
+    for each in whole["applications"]:
+        if each is application:
+            lines += _application(each, comments)
+        else:
+            lines.append(indent(yaml.safe_dump([each], sort_keys=False, allow_unicode=True), "  ").rstrip())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _application(application: Mapping[str, Any], comments: Mapping[str, str]) -> Iterator[str]:
+    args = application.get("args") or {}
+    dash = "- "
+    for name, value in application.items():
+        if name != "args":
+            yield f"  {dash}{name}: {_inline(value)}"
+            dash = "  "
+    yield "    args:" if args else "    args: {}"
+    yield from _lines(args, "", " " * 6, comments)
+
+
+def _lines(section: Mapping[str, Any], path: str, margin: str, comments: Mapping[str, str]) -> Iterator[str]:
     for name, value in section.items():
         here = f"{path}{name}"
         comment = f"  # {comments[here]}" if here in comments else ""
-        if isinstance(value, dict) and (not path or name == _OPEN):
-            yield f"{indent}{name}:{comment}"
-            yield from _lines(value, f"{here}.", f"{indent}  ", comments)
+        if isinstance(value, dict) and value and (not path or name == _OPEN):
+            yield f"{margin}{name}:{comment}"
+            yield from _lines(value, f"{here}.", f"{margin}  ", comments)
         else:
-            yield f"{indent}{name}: {_inline(value)}{comment}"
+            yield f"{margin}{name}: {_inline(value)}{comment}"
 
 
 def _inline(value: Any) -> str:

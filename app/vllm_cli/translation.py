@@ -21,16 +21,23 @@ from app.vllm_cli.flags import (
 Flags = Mapping[str, Any]
 """The given flags whose values differ from vLLM's defaults, by their names in vLLM's parser."""
 
+TRANSPORT = "between replicas of one machine; nccl: also of several"
+"""The comment on `migration.transport: cuda_ipc`."""
+
 MELL_DEFAULTS = frozenset(CPU_ENGINE)
 """Flags for which Mell has defaults of its own: vLLM's default is passed on, too, if it is given."""
 
 
 class FlagsRefused(ValueError):
-    """Flags that Mell cannot serve with; `lines` has one line per flag, with what to write instead."""
+    """Flags that Mell cannot serve with; `lines` has one line per flag, with what to write instead.
 
-    def __init__(self, lines: list[str]) -> None:
+    `names` are those that Mell could serve without.
+    """
+
+    def __init__(self, lines: list[str], names: Set[str] = frozenset()) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
+        self.names = names
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ def translate(
         FlagsRefused: Mell cannot serve with one of the flags.
     """
     if refusals := list(_refusals(flags, max_replicas)):
-        raise FlagsRefused(refusals)
+        raise FlagsRefused([line for _, line in refusals], {name for names, _ in refusals for name in names})
     comments: dict[str, str] = {}
     at_least = 1 if min_replicas is None else min_replicas
     at_most = max(at_least, flags.get("data_parallel_size", 1)) if max_replicas is None else max_replicas
@@ -86,23 +93,24 @@ def translate(
     return Translation({name: held for name, held in args.items() if held}, comments, notes, flags.get("api_key", []))
 
 
-def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[str]:
+def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[tuple[list[str], str]]:
+    """The names of refused flags, and the line on them."""
     if not _model_name(flags):
-        yield "name a model: mell serve MODEL"
+        yield [], "name a model: mell serve MODEL"
     gpus = experts_over_ranks(flags)
     together = sorted(flags.keys() & set(EXPERTS_TOO)) if gpus is not None else []
     if gpus is not None:
-        yield f"{', '.join(option(name, flags[name]) for name in together)}: {whole_experts(gpus)}"
+        yield together, f"{', '.join(option(name, flags[name]) for name in together)}: {whole_experts(gpus)}"
     for name in sorted((REFUSED.keys() & flags.keys()).difference(together)):
-        yield f"{option(name, flags[name])}: {REFUSED[name]}"
-    if (backend := flags.get("distributed_executor_backend", "mp")) != "mp":
-        yield f"--distributed-executor-backend {backend}: {OWN_PROCESSES}"
-    if isinstance(flags.get("hf_token"), str):
-        yield "--hf-token: set HF_TOKEN in the environment instead, so that no file has the token"
-    if flags.get("data_parallel_backend", "mp") not in ("mp", "ray"):
-        yield f"--data-parallel-backend {flags['data_parallel_backend']}: Mell's replicas are Ray actors: remove it"
-    if "data_parallel_size" in flags and max_replicas is not None:
-        yield "--data-parallel-size: --max-replicas is the same bound: remove one of them"
+        yield [name], f"{option(name, flags[name])}: {REFUSED[name]}"
+    if (backend := flags.get(name := "distributed_executor_backend", "mp")) != "mp":
+        yield [name], f"{option(name)} {backend}: {OWN_PROCESSES}"
+    if isinstance(flags.get(name := "hf_token"), str):
+        yield [name], f"{option(name)}: set HF_TOKEN in the environment instead, so that no file has the token"
+    if (backend := flags.get(name := "data_parallel_backend", "mp")) not in ("mp", "ray"):
+        yield [name], f"{option(name)} {backend}: Mell's replicas are Ray actors: remove it"
+    if (name := "data_parallel_size") in flags and max_replicas is not None:
+        yield [name], f"{option(name)}: --max-replicas is the same bound: remove one of them"
 
 
 def _model_name(flags: Flags) -> str | None:
@@ -163,7 +171,7 @@ def _deployment(flags: Flags, host: Host, at_least: int, at_most: int, comments:
 def _migration(host: Host, comments: dict[str, str]) -> dict[str, Any]:
     if not host.gpus:
         return {}
-    comments["migration.transport"] = "between replicas of one machine; nccl: also of several"
+    comments["migration.transport"] = TRANSPORT
     return {"transport": "cuda_ipc"}
 
 

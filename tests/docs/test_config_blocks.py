@@ -32,6 +32,7 @@ THEIRS = {
     "scrape_configs": "settings of Prometheus",
     "services": "containers",
     "apiVersion": "Kubernetes",
+    "containers": "a part of Kubernetes' pods",
 }
 """Members by which YAML of other programs is known."""
 

@@ -105,6 +105,16 @@ def test_commands_without_a_mell_say_so(command: str, programs: Path, elsewhere:
     assert ended.returncode == 3 and "nothing listens at" in ended.stderr, ended
 
 
+def test_a_configuration_is_converted(programs: Path, elsewhere: Path) -> None:
+    models = "[{model_loading_config: {model_id: a/b}}]"
+    theirs = f"import_path: 'ray.serve.llm:build_openai_app', args: {{llm_configs: {models}}}"
+    (elsewhere / "in.yaml").write_text(f"applications: [{{{theirs}}}]")
+    made = run(programs / "mell", "convert", "in.yaml", folder=elsewhere)
+    assert made.returncode == 0 and "model_id: a/b" in made.stdout and "num_gpus: 1" in made.stdout, made
+    refused = run(programs / "mell", "convert", "--", "vllm", "serve", "a/b", folder=elsewhere)
+    assert refused.returncode == 1 and refused.stderr.startswith("mell convert: vllm is not installed, and"), refused
+
+
 def test_what_serving_needs_is_named(programs: Path, elsewhere: Path) -> None:
     refused = run(programs / "mell", "serve", "model", folder=elsewhere)
     assert refused.returncode == 1

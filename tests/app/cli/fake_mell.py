@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -118,10 +118,17 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+class Fake(Protocol):
+    """A server for tests."""
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+
+
 @contextmanager
-def serving(mell: FakeMell, port: int = 0) -> Iterator[str]:
+def serving(fake: Fake, port: int = 0) -> Iterator[str]:
     """Serve the fake for the duration of the block; its URL."""
-    server = uvicorn.Server(uvicorn.Config(mell.app(), log_level="critical", lifespan="off", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(fake.app(), log_level="critical", lifespan="off", ws="none"))
     with socket.create_server(("127.0.0.1", port)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
+from app.cli.terminal import Terminal
 from app.ingress.errors import ApiError
 from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveRequest, PinOrder, parse_order
 from app.versions import VERSION
@@ -224,6 +225,22 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
     mell.refusal = ApiError(404, "the model 'x' does not exist", param="model")
     result = at("cache", "match", "blocks move", "--model", "x")
     assert (result.exit_code, result.stderr) == (1, "mell: the model 'x' does not exist\n")
+
+
+def test_a_watch_names_one_source(tmp_path: Path) -> None:
+    file = str(tmp_path / "notice")
+    for words in ([], ["--source", "file"], ["--source", "ec2", "--file", file], ["--source", "gke"]):
+        assert run("node", "watch", *words).exit_code == 2
+
+
+def test_a_watch_ends_with_ctrl_c(at: Mell, mell: FakeMell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.cli.__main__.Terminal", lambda as_json: Terminal(as_json, sleep=interrupt))
+    (file := tmp_path / "notice").touch()
+    assert at("node", "watch", "--file", str(file)).exit_code == 0
+    assert mell.orders == [(socket.gethostname(), {"within_s": None})]
 
 
 @pytest.mark.parametrize(
