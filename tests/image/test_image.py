@@ -51,8 +51,8 @@ class Container:
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(["podman", "exec", self.name, *command], capture_output=True, text=True, timeout=60)
 
-    def ask(self, path: str) -> str:
-        return self.run("wget", "-qO-", "-T", "5", "-t", "1", f"http://127.0.0.1:8000{path}").stdout
+    def ask(self, path: str) -> "subprocess.CompletedProcess[str]":
+        return self.run("wget", "-qO-", "-T", "10", "-t", "1", f"http://127.0.0.1:8000{path}")
 
     def stream(self) -> "subprocess.Popen[str]":
         """The client of a streamed completion."""
@@ -91,7 +91,7 @@ def mell() -> Iterator[Container]:
     try:
         began = time.monotonic()
         made = Container(name)
-        while made.run("wget", "-qO-", "http://127.0.0.1:8000/health").returncode != 0:
+        while made.ask("/health").returncode != 0:
             assert made.inspect("State.Running") == "true", made.log()
             assert time.monotonic() < began + START_LIMIT_S, made.log()
             time.sleep(1)
@@ -127,7 +127,7 @@ def test_kuberay_finds_its_programs(mell: Container) -> None:
 
 
 def test_a_stream_is_answered(mell: Container) -> None:
-    assert "smollm2-135m" in mell.ask("/v1/models")
+    assert "smollm2-135m" in mell.ask("/v1/models").stdout
     answer, _ = mell.stream().communicate(timeout=120)
     assert whole(answer), answer[-2000:]
 
