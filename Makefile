@@ -11,12 +11,14 @@ ARGS ?=
 # These tests start Ray or vLLM, or need a GPU: they run one after another, and all others side by side, in at most four
 # processes, since each imports Ray. Only the folders that are run are collected.
 ALONE := tests/integration tests/gpu
-UNIT := tests $(ALONE:%=--ignore=%)
+UNIT := tests $(ALONE:%=--ignore=%) --ignore=tests/image
 WORKERS := --numprocesses=logical --maxprocesses=4 --dist=worksteal
 # pytest ends with 5 if there is nothing to run: ARGS may choose from one part of the tests only.
 MAY_BE_EMPTY = $(if $(ARGS),|| [[ $$? == 5 ]])
 
 BIN := $(CURDIR)/.venv/bin
+
+BUILD_IMAGE = DEVICE="$(DEVICE)" PYTHON="$(PYTHON)" IMAGE="$(IMAGE)" deploy/image/build.sh
 
 # What every command below runs with. Nothing this project starts reports home.
 export RAY_USAGE_STATS_ENABLED := 0
@@ -25,7 +27,8 @@ export DO_NOT_TRACK := 1
 # Ray starts `python` by name in places, so the environment's has to come first.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup serve check format-check lint types imports unit test test-long figures format lock clean
+.PHONY: help setup serve check format-check lint types imports unit test test-long image image-test figures \
+	format lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' Makefile
@@ -63,6 +66,12 @@ test: setup ## All tests, integration included
 test-long: export MELL_TEST_LONG := 1
 test-long: test ## All tests, with the full counts of random cases (up to ten times as many)
 
+image: ## Build the container image (PYTHON=python3.11; IMAGE=NAME: default mell:VERSION)
+	@$(BUILD_IMAGE)
+
+image-test: setup ## Build the image, run it as Kubernetes does, and ask it
+	image=$$($(BUILD_IMAGE)) && MELL_IMAGE="$$image" pytest --capture=no tests/image $(ARGS)
+
 # TRACES is the folder of traces and lengths; FAST=1 takes fewer seeds and shorter runs, and leaves docs/ alone.
 figures: setup ## Renew the tables and figures of docs/evaluation.md (TRACES=DIR, FAST=1: quick look in .figures/fast)
 	@test -n "$(TRACES)" || { echo "make figures: give TRACES=DIR, the folder that holds the traces" >&2; exit 2; }
@@ -76,5 +85,5 @@ lock: ## Resolve the lock files anew from requirements/*.in (UPGRADE=1: newest v
 	PYTHON="$(PYTHON)" requirements/lock.sh
 
 clean: ## Remove .venv, caches and reports
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .image .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

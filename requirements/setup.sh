@@ -8,7 +8,7 @@ cd -P "$(dirname "$0")/.."
 
 venv=.venv
 state_file=$venv/.setup-state
-# The one place that names an index: the CPU build of torch is on PyTorch's own, not on the usual one.
+# The CPU build of torch is on PyTorch's own index, not on the usual one.
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 
 say() { echo "setup: $*"; }

@@ -10,12 +10,14 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from app.configuration.documents import IMPORT_PATH
 from app.ingress.access.keys import parse_keys
 from app.ingress.access.operators import parse_admin_key
 from app.ingress.http.control import ROUTES
 from app.ingress.http.orders import DrainOrder, parse_order
 from app.main import read_settings
 from app.settings import Settings
+from app.versions import VERSION
 from tests.app.cli.shown import takes
 from tests.deploy.manifests import MANIFEST, Object, errors, objects, of_kind
 
@@ -156,6 +158,11 @@ def test_pods_have_no_more_rights_than_they_need() -> None:
                 and not each["securityContext"]["allowPrivilegeEscalation"]
             )
     assert CLUSTER["authOptions"]["mode"] == "token"
+
+
+def test_the_image_is_of_this_version_and_has_the_import_path() -> None:
+    assert {container(group)["image"] for group in GROUPS} == {f"mell:{VERSION}"}
+    assert yaml.safe_load(SERVICE["spec"]["serveConfigV2"])["applications"][0]["import_path"] == IMPORT_PATH
 
 
 def test_the_manifest_is_of_the_tested_ray() -> None:

@@ -1,0 +1,1 @@
+"""Tests of the container image, which `make image-test` builds first: not part of `make test`."""
