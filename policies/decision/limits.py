@@ -52,7 +52,7 @@ class DemandHistory:
             self.forecast.observe(now, tokens, limits.foresight_s, wait_s)
 
     def change(self, limits: Limits) -> int:
-        """The change of demand that the limits provide for, in tokens: a rise, or what a forecast says."""
+        """The change of demand that the limits provide for, in tokens: the largest rise, or the forecast one."""
         if not limits.foresight_s:
             return 0
         return self.past.rise if limits.foreseen is None else self.forecast.change(limits.foreseen)

@@ -162,6 +162,6 @@ def test_a_wrong_command_ends_with_a_sentence(command: str, sentence: str) -> No
 
 def test_a_device_that_does_not_exist_is_refused() -> None:
     arguments = ["--network", "host", "--build-arg", "DEVICE=tpu", "--build-arg", f"BASE={IMAGE}"]
-    command = ["buildah", "build", *RUNTIME, *arguments, "--file", ROOT / "deploy" / "Containerfile", ROOT]
+    command = ["buildah", "build", *RUNTIME, *arguments, "--file", str(ROOT / "deploy" / "Containerfile"), str(ROOT)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0 and "DEVICE is 'tpu', but has to be cpu or cuda.\n" in ended.stderr, ended.stderr

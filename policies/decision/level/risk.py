@@ -17,9 +17,8 @@ LATE = 0.003
 the rest of the level's 1 % is for an episode that is longer than those before it."""
 DOUBLING_S = 300.0
 """The time in which the probability doubles without late first tokens, in seconds of mean traffic."""
-LEAST, MOST = 0.002, 0.5
-"""The range of the probability: below the smaller one, the largest demand of the past decides in any case, and the larger
-one is that of the middle forecast."""
+LEAST, MOST = 0.0005, 0.5
+"""The range of the probability: the past knows no smaller one, and the larger one is that of the middle forecast."""
 
 
 class AdaptedRisk:
