@@ -25,7 +25,7 @@ def test_no_example_is_missing_here() -> None:
 @pytest.mark.parametrize("example", ARGUMENTS)
 async def test_an_example(application: Application, example: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, ROOT / "examples" / example, "--url", application.url, *ARGUMENTS[example]),
+        *(sys.executable, str(ROOT / "examples" / example), "--url", application.url, *ARGUMENTS[example]),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "NO_PROXY": "127.0.0.1"},
