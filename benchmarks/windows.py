@@ -1,4 +1,4 @@
-"""Windows that nothing was tuned to, each served by Mell with its default settings and by constant numbers of replicas.
+"""Windows of five kinds of traffic, served by Mell with its default settings and by constant numbers of replicas.
 
     python -m benchmarks.windows [--kinds steady,wave] [--seeds 1 2 3] [--processes 2] [--json FILE]
 

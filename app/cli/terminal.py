@@ -33,11 +33,11 @@ class Terminal:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def show(self, *lines: RenderableType) -> None:
-        """Write text, unless `as_json`."""
+    def show(self, *lines: RenderableType, wraps: bool = True) -> None:
+        """Write text, unless `as_json`. It `wraps` at the width of the terminal, or does not, as in a log."""
         if not self.as_json:
             for line in lines:
-                self.console.print(line)
+                self.console.print(line, soft_wrap=not wraps)
 
     def write(self, document: Mapping[str, Any] | Iterable[Any] | str) -> None:
         """Write a document on one line, if `as_json`; a string is written unchanged."""

@@ -128,6 +128,5 @@ def _order(endpoint: MellEndpoint, terminal: Terminal, node: str, left_s: float 
 
 
 def _show(terminal: Terminal, line: str) -> None:
-    """Write one line, however long it is, unless the output is JSON."""
-    if not terminal.as_json:
-        terminal.console.print(Text(" ".join(line.split())), soft_wrap=True)
+    """Write one line, however long it is."""
+    terminal.show(Text(" ".join(line.split())), wraps=False)

@@ -31,7 +31,7 @@ class Openings:
         cluster = self._cluster
         if self._reserve(request) or (cluster.up() and not cluster.conditions.opens_for_requests):
             return None
-        replica = self._cluster.decisions.open()
+        replica = cluster.decisions.open()
         if replica is not None and replica.state is ReplicaState.STARTING:
             self._reserved[replica] = [request]
             return None
