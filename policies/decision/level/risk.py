@@ -19,7 +19,7 @@ LATE = 0.003
 the rest of the level's 1 % is for an episode that is longer than those before it."""
 DOUBLING_S = 600.0
 """The time in which the probability doubles without late first tokens, in seconds."""
-LEAST, MOST = 0.001, 0.5
+LEAST, MOST = 0.0005, 0.5
 """The range of the probability: that of the middle forecast is the largest."""
 YOUNG_STARTS = 2
 """The age of a service, in starts of a replica, from which on its late first tokens count. The first start brings what
