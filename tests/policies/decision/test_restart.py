@@ -106,6 +106,7 @@ modes = st.sampled_from([Mode.ACT, Mode.OBSERVE])
 names = st.sampled_from(sorted(POLICIES))
 
 
+@pytest.mark.slow
 @many
 @given(names, modes, histories(), st.integers(0, 1 << 32), st.integers(0, 1500), st.integers(1, 4))
 def test_after_epochs_that_fail_anywhere_decisions_are_those_of_a_memory_that_is_rebuilt(
@@ -135,6 +136,7 @@ def test_after_epochs_that_fail_anywhere_decisions_are_those_of_a_memory_that_is
             memory.cluster.check_integrity()
 
 
+@pytest.mark.slow
 @many
 @given(names, modes, histories(), st.integers(0, 1 << 32))
 def test_locations_that_follow_changes_are_those_of_a_snapshot(
