@@ -1,4 +1,4 @@
-"""What Mell needs of vLLM and Ray, and whether an installation has it: found by reading files, without an import.
+"""The needs of Mell in vLLM and Ray, compared with the files of an installed or of any other version, without imports.
 
 facts        one statement about a library, such as the parameters of a method, and its check
 sources      the Python files of a library, which facts are checked against

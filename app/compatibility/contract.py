@@ -23,7 +23,7 @@ Trees = Mapping[str, SourceTree]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ContractPart:
     """A part of Mell, and the facts that it needs.
 
     `used_by` are Mell's modules and folders. `lost` is a sentence on Mell without the part; None if Mell then does not
@@ -41,7 +41,7 @@ class Part:
 class LostPart:
     """A part, and the facts that do not hold."""
 
-    part: Part
+    part: ContractPart
     broken: tuple[Fact, ...]
 
     @property
@@ -51,11 +51,13 @@ class LostPart:
 
 
 @functools.cache
-def parts() -> tuple[Part, ...]:
+def parts() -> tuple[ContractPart, ...]:
     """The parts in the contract."""
     tables: dict[str, dict[str, Any]] = tomllib.loads(CONTRACT.read_text("utf-8"))
     return tuple(
-        Part(title, tuple(table["used_by"]), tuple(_facts(table["facts"])), table.get("lost"), table.get("setting"))
+        ContractPart(
+            title, tuple(table["used_by"]), tuple(_facts(table["facts"])), table.get("lost"), table.get("setting")
+        )
         for title, table in tables.items()
     )
 

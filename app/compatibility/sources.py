@@ -136,7 +136,7 @@ def _top_level(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found.update((each.asname or each.name).split(".")[0] for each in node.names)
         found.update(_assigned(node))
-    if "__getattr__" in found:  # What it knows is in tables and comparisons.
+    if "__getattr__" in found:  # Its names are in tables and comparisons.
         texts = (each.value for each in ast.walk(tree) if isinstance(each, ast.Constant))
         found.update(text for text in texts if isinstance(text, str))
     return found

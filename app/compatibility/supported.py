@@ -12,7 +12,7 @@ SUPPORTED = REQUIREMENTS / "supported.toml"
 
 
 class PairState(StrEnum):
-    """What a pair has passed: all TESTS, or only the CONTRACT, the comparison of the libraries' files."""
+    """The checks that a pair has passed: all TESTS, or only the CONTRACT, the comparison of the libraries' files."""
 
     TESTS = "tests"
     CONTRACT = "contract"

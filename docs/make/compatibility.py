@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from app.compatibility.contract import NO_START, Part, parts
+from app.compatibility.contract import NO_START, ContractPart, parts
 from app.compatibility.supported import Pair, pairs
 
 PAGE = Path(__file__).parents[1] / "compatibility.md"
@@ -68,7 +68,7 @@ def _pair_row(pair: Pair) -> Iterator[str]:
     yield from (pair.contract[0], pair.contract[1], pair.state, lost, pair.note)
 
 
-def _part_row(part: Part) -> Iterator[str]:
+def _part_row(part: ContractPart) -> Iterator[str]:
     effect = part.lost or NO_START
     yield from (part.title, effect, str(len(part.facts)), ", ".join(f"`{path}`" for path in part.used_by))
 

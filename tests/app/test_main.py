@@ -12,7 +12,7 @@ from ray.serve._private import constants
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ServeApplicationSchema
 
-from app.compatibility.contract import LostPart, Part
+from app.compatibility.contract import ContractPart, LostPart
 from app.compatibility.facts import Fact
 from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig, Tenancy
@@ -466,8 +466,8 @@ def test_errors_are_raised_before_anything_is_built() -> None:
         build_app({"migraton": {}})
 
 
-TIER = LostPart(Part("Tier", (), (), "there is none", "cache.dram_gib"), (Fact(("vllm.a",), "Gone"),))
-CORE = LostPart(Part("Engine", (), (), None, None), (Fact(("vllm.b",), "Gone"),))
+TIER = LostPart(ContractPart("Tier", (), (), "there is none", "cache.dram_gib"), (Fact(("vllm.a",), "Gone"),))
+CORE = LostPart(ContractPart("Engine", (), (), None, None), (Fact(("vllm.b",), "Gone"),))
 
 
 def install(monkeypatch: pytest.MonkeyPatch, vllm: str, *lost: LostPart) -> None:

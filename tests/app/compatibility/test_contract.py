@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.compatibility import contract
-from app.compatibility.contract import LIBRARIES, LostPart, Part, lost_here, parts, refused
+from app.compatibility.contract import LIBRARIES, ContractPart, LostPart, lost_here, parts, refused
 from app.compatibility.facts import Fact
 from app.compatibility.supported import PairState, describe, minor, pairs
 from app.versions import installed_version
@@ -117,10 +117,10 @@ def test_versions_are_described(vllm: str, ray: str, tested: bool, sentence: str
     assert minor("0.32.0+cpu") == "0.32"
 
 
-TIER = LostPart(Part("Tier", (), (), "there is none", "cache.dram_gib"), (Fact(("vllm.a",), "Gone"),))
-LORA = LostPart(Part("LoRA", (), (), "refused", "engine_kwargs.enable_lora"), (Fact(("vllm.b",), "Gone"),))
-MOVES = LostPart(Part("Moves", (), (), "none", None), (Fact(("vllm.c",), "Gone"),))
-CORE = LostPart(Part("Engine", (), (), None, None), (Fact(("vllm.d",), "Gone"), Fact(("vllm.d",), "New")))
+TIER = LostPart(ContractPart("Tier", (), (), "there is none", "cache.dram_gib"), (Fact(("vllm.a",), "Gone"),))
+LORA = LostPart(ContractPart("LoRA", (), (), "refused", "engine_kwargs.enable_lora"), (Fact(("vllm.b",), "Gone"),))
+MOVES = LostPart(ContractPart("Moves", (), (), "none", None), (Fact(("vllm.c",), "Gone"),))
+CORE = LostPart(ContractPart("Engine", (), (), None, None), (Fact(("vllm.d",), "Gone"), Fact(("vllm.d",), "New")))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from app.cli.doctor.command import diagnose, examine, render_findings
 from app.cli.doctor.config import examine_file, gpu_type
 from app.cli.doctor.machine import pins
 from app.cli.endpoint import MellEndpoint
-from app.compatibility.contract import LostPart, Part
+from app.compatibility.contract import ContractPart, LostPart
 from app.compatibility.facts import Fact
 from app.compatibility.supported import pairs
 from app.ingress.errors import ApiError
@@ -24,8 +24,10 @@ from tests.app.cli.fake_mell import FakeMell, free_port
 OK, WARNING, PROBLEM = Level
 TESTED = pairs()[0].contract
 CUDA = {"vllm": TESTED[0], "ray": TESTED[1], "torch": "3"}
-OPTIONAL = LostPart(Part("Tier", (), (), "there is none", None), (Fact(("vllm.a",), "Gone"), Fact(("vllm.a",), "New")))
-NEEDED = LostPart(Part("Engine", (), (), None, None), (Fact(("vllm.a",), "Gone"),))
+OPTIONAL = LostPart(
+    ContractPart("Tier", (), (), "there is none", None), (Fact(("vllm.a",), "Gone"), Fact(("vllm.a",), "New"))
+)
+NEEDED = LostPart(ContractPart("Engine", (), (), None, None), (Fact(("vllm.a",), "Gone"),))
 ROOT = Path(__file__).parents[4]
 
 
@@ -164,7 +166,7 @@ def test_lost_parts_are_named_with_their_effect_and_a_fact() -> None:
 
 
 def test_a_configuration_that_asks_for_a_lost_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = LostPart(Part("Tier", (), (), "there is none", "cache.dram_gib"), OPTIONAL.broken)
+    tier = LostPart(ContractPart("Tier", (), (), "there is none", "cache.dram_gib"), OPTIONAL.broken)
     monkeypatch.setattr("app.cli.doctor.config.lost_here", lambda: (tier,))
     monkeypatch.setattr("app.cli.doctor.config.check_installed", lambda settings: None)
     file = tmp_path / "serve.yaml"
