@@ -49,6 +49,12 @@ class LostPart:
         """A sentence on Mell without the part."""
         return self.part.lost or NO_START
 
+    @property
+    def difference(self) -> str:
+        """The first of the facts, and the number of the others."""
+        others = len(self.broken) - 1
+        return f"{self.broken[0]}" + (f", and {others} more" if others else "")
+
 
 @functools.cache
 def parts() -> tuple[ContractPart, ...]:
@@ -92,8 +98,8 @@ def refused(lost: Iterable[LostPart], settings: Any) -> list[str]:
 
 
 def _why(lost: LostPart) -> str:
-    found = "; ".join(map(str, lost.broken))
-    return f"{lost.part.setting or lost.part.title}: the installed versions of vLLM and Ray do not have {found}"
+    asked = lost.part.setting or lost.part.title
+    return f"{asked}: the installed versions of vLLM and Ray lack what this needs ({lost.difference})"
 
 
 def _asks_for(settings: Any, path: str | None) -> bool:

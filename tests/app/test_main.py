@@ -493,11 +493,13 @@ def test_lost_parts_are_logged_and_refused_if_they_are_asked_for(
         "vLLM 0.29 with Ray 2.60: only their files were compared with Mell's needs, see docs/compatibility.md",
         "Tier: there is none",
     ]
-    with pytest.raises(ValueError, match=r"cache\.dram_gib: the installed versions .* do not have vllm\.a: Gone"):
+    with pytest.raises(
+        ValueError, match=r"cache\.dram_gib: the installed versions .* lack what this needs \(vllm\.a: Gone\)"
+    ):
         deployments({**shipped(), "cache": {"dram_gib": 0.5}})
 
 
 def test_without_a_needed_part_there_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "0.27.0", TIER, CORE)
-    with pytest.raises(ValueError, match=r"Engine: the installed versions .* do not have vllm\.b: Gone$"):
+    with pytest.raises(ValueError, match=r"Engine: the installed versions .* lack what this needs \(vllm\.b: Gone\)$"):
         deployments(shipped())

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from app.compatibility.contract import LostPart
-from app.compatibility.facts import Fact
 from app.installation import INSTALL, INSTALL_CPU, INSTALL_CUDA, START
 
 OLDEST, NEWEST, NEWEST_CUDA = (3, 11), (3, 13), (3, 12)
@@ -69,16 +68,11 @@ def check_package(name: str, installed: str, pinned: str | None = None) -> Docto
 
 def check_versions(is_tested: bool, state: str, lost: Sequence[LostPart]) -> DoctorFinding:
     """The versions of vLLM and Ray work together and with Mell. `state` describes them; `lost` are parts of Mell."""
-    lines = [f"\n  {each.part.title}: {each.effect}\n    differs: {_first(each.broken)}" for each in lost]
+    lines = [f"\n  {each.part.title}: {each.effect}\n    differs: {each.difference}" for each in lost]
     message = f"{state}{''.join(lines)}"
     if any(each.part.lost is None for each in lost):
         return problem("versions", message, INSTALL)
     return ok("versions", message) if is_tested and not lost else warning("versions", message, INSTALL)
-
-
-def _first(facts: Sequence[Fact]) -> str:
-    """The first of some facts, and the number of the others."""
-    return f"{facts[0]}" + (f", and {len(facts) - 1} more" if len(facts) > 1 else "")
 
 
 def check_gpus(found: Sequence[str] | None, cuda: bool) -> DoctorFinding:

@@ -174,7 +174,7 @@ def test_a_configuration_that_asks_for_a_lost_part_is_an_error(tmp_path: Path, m
     assert examine_file(file) == ([], [])
     file.write_text(GOOD.replace("engine: paced", "cache: {dram_gib: 0.5}"))
     assert examine_file(file)[0] == [
-        "args: cache.dram_gib: the installed versions of vLLM and Ray do not have vllm.a: Gone; vllm.a: New"
+        "args: cache.dram_gib: the installed versions of vLLM and Ray lack what this needs (vllm.a: Gone, and 1 more)"
     ]
 
 
