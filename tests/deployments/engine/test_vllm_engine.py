@@ -590,6 +590,7 @@ async def test_a_start_that_fails_leaves_nothing_open(failing: str, monkeypatch:
     assert feed.return_value.close.called == feed.called == engine_made
 
 
+@pytest.mark.slow
 async def test_an_encoder_decoder_model_does_not_start(tmp_path: Path) -> None:
     config = WhisperConfig(vocab_size=512, d_model=64, encoder_layers=1, decoder_layers=1, num_mel_bins=80)
     config.architectures = ["WhisperForConditionalGeneration"]
