@@ -179,6 +179,8 @@ class HostTierManager(CPUOffloadingManager):
     def changes(self) -> Iterator[HostStored | HostRemoved]:
         """The blocks that came and left since the last call, in this order."""
         for event in self.take_events():
+            if getattr(event, "metadata_only", False):
+                continue  # Since vLLM 0.33, for blocks whose store failed: they never came.
             names = b"".join(map(key_name, event.keys))
             yield HostRemoved(names) if event.removed else HostStored(names)
 
