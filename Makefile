@@ -27,7 +27,7 @@ export DO_NOT_TRACK := 1
 # Ray starts `python` by name in places, so the environment's has to come first.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup serve check format-check lint types imports unit test test-long image image-test figures \
+.PHONY: help setup serve check format-check lint types imports unit test test-long contract image image-test figures \
 	format lock clean
 
 help: ## List the targets
@@ -65,6 +65,10 @@ test: setup ## All tests, integration included
 
 test-long: export MELL_TEST_LONG := 1
 test-long: test ## All tests, with the full counts of random cases (up to ten times as many)
+
+contract: setup ## Compare versions of vLLM and Ray with what Mell needs (VLLM=0.33.0, RAY=2.60.0; neither is installed)
+	@test -n "$(VLLM)$(RAY)" || { echo "make contract: give VLLM=VERSION, RAY=VERSION or both" >&2; exit 2; }
+	python -m deploy.contract $(VLLM:%=vllm==%) $(RAY:%=ray==%)
 
 image: ## Build the container image (PYTHON=python3.11; IMAGE=NAME: default mell:VERSION)
 	@$(BUILD_IMAGE)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from deployments.processes.importing import IS_INSTALLED
 
-LOCKS = Path(__file__).parents[1] / "requirements"
-"""The folder of the lock files, which an installed Mell has as well."""
+REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+"""The folder of the lock files and of the supported versions, which an installed Mell has as well."""
 
 _TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_CPU_LOCK = f"pip install --no-deps --extra-index-url {_TORCH_CPU_INDEX} -r {LOCKS / 'cpu.lock'}"
+_CPU_LOCK = f"pip install --no-deps --extra-index-url {_TORCH_CPU_INDEX} -r {REQUIREMENTS / 'cpu.lock'}"
 
 INSTALL_CUDA = "pip install 'mell-serve[cuda]'" if IS_INSTALLED else "make setup DEVICE=cuda"
 """Installs Ray and vLLM's build for GPUs."""

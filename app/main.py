@@ -10,6 +10,8 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, ProxyLocation, RequestRouterConfig
 
+from app.compatibility.contract import lost_here, refused
+from app.compatibility.supported import describe
 from app.configuration.documents import IMPORT_PATHS
 from app.configuration.files import missing_files
 from app.configuration.ray_llm import Args, LlmConfigsRefused, as_settings
@@ -42,13 +44,11 @@ from deployments.config import (
     Topology,
 )
 from deployments.serve.environment import MARK
-from deployments.serve.retirement import controller
+from deployments.serve.internals import controller
 from policies.model import SOLE_POOL, PoolId
 
 log = logging.getLogger("ray.serve")
 
-TESTED_RAY = "2.60"
-TESTED_VLLM = "0.32"
 UNLIMITED = 1_000_000_000
 """Serve must never reject a call for its number of ongoing requests: a targeted call has no alternative replica."""
 
@@ -91,7 +91,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     settings = read_settings(made.settings)
     check_installed(settings)
     _check_surroundings(args, settings)
-    _warn_untested()
+    _check_versions(settings)
     engine = _engine_config(settings)
     limits = settings.deployment_config
     topology = Topology(
@@ -155,10 +155,17 @@ def _around(args: dict[str, Any], settings: Settings) -> Iterator[str]:
         yield reason
 
 
-def _warn_untested() -> None:
-    for name, tested in (("ray", TESTED_RAY), ("vllm", TESTED_VLLM)):
-        if not (found := installed_version(name)).startswith(tested):
-            log.warning("%s %s is installed; Mell is tested with %s", name, found, tested)
+def _check_versions(settings: Settings) -> None:
+    """Log the parts of Mell that are lost with versions that are not tested. Raises ValueError if one is needed."""
+    is_tested, state = describe(installed_version("vllm"), installed_version("ray"))
+    if is_tested:
+        return
+    log.warning("%s", state)
+    lost = lost_here()
+    for each in lost:
+        log.warning("%s: %s", each.part.title, each.effect)
+    if lines := refused(lost, settings):
+        raise _refused(lines)
 
 
 def _engine_config(settings: Settings) -> EngineConfig:

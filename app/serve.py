@@ -39,6 +39,7 @@ _WITH_PARENT = "--with-parent"
 
 IDLE = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     "RAY_task_events_report_interval_ms": "10000",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",
     "METRICS_RECORD_INTERVAL_S": "30",

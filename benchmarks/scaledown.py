@@ -122,7 +122,7 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
     from ray import serve
     from ray.serve._private.common import DeploymentID
 
-    from deployments.serve.retirement import controller
+    from deployments.serve.internals import controller
     from migration.protocol.continuing import plain_spec
     from migration.run.outputs import running
 

@@ -27,7 +27,7 @@ PACKAGES = ("app", "deployments", "migration", "policies", "simulator")
 NAME = "mell"
 
 _FILES = ("LICENSE", "README.md", "pyproject.toml")
-_LOCKS = ("cpu.lock", "cuda.lock")
+_REQUIREMENTS = ("contract.toml", "cpu.lock", "cuda.lock", "supported.toml")
 _UNWANTED = shutil.ignore_patterns("__pycache__", "*.py[cod]")
 _MODULE = rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)"
 _QUOTED = re.compile(rf"""(?<=["'])({_MODULE}+)(:\w+)?(?=["'])""")
@@ -72,8 +72,8 @@ def write_project(tree: Path, project: Path) -> None:
     for name in PACKAGES:
         shutil.copytree(tree / name, package / name, ignore=_UNWANTED)
     (package / "requirements").mkdir()
-    for lock in _LOCKS:
-        shutil.copy(tree / "requirements" / lock, package / "requirements")
+    for name in _REQUIREMENTS:
+        shutil.copy(tree / "requirements" / name, package / "requirements")
     for module in package.rglob("*.py"):
         text = module.read_text("utf-8")
         try:

@@ -12,20 +12,17 @@ from starlette.types import Receive, Scope, Send
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.lora.request import LoRARequest
 from vllm.reasoning import ReasoningParserManager
 from vllm.renderers.inputs.preprocess import extract_prompt_components
 from vllm.tool_parsers import ToolParserManager
-from vllm.v1.engine import EngineCoreReadyResponse
 from vllm.version import __version__
 
 from app.frontend.core import GENERATION, ClusterCore
-from app.frontend.engine_client import ClusterLLM
+from app.frontend.engine_client import ClusterLLM, as_api_error
 from app.frontend.guard.layers import vllm_media_domains
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.frontend.media import bound_images
@@ -33,7 +30,9 @@ from app.frontend.names import PromptNamer
 from app.ingress.config import IngressConfig
 from app.ingress.errors import ApiError
 from app.ingress.streams.streams import Streams
+from app.vllm_cli.arguments import FrontendArgs, validate_parsed_serve_args
 from deployments.engine.arguments import USAGE, check_model, frontend_args, is_pooling
+from deployments.engine.vllm_messages import EngineCoreReadyResponse
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_requests
 from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
@@ -106,7 +105,7 @@ class VllmFrontend:
         try:
             rendered = await self._rendered(msgspec.json.decode(body))
         except Exception as error:
-            rendered = create_error_response(error)
+            raise as_api_error(error) from error
         if isinstance(rendered, ErrorResponse):
             shown = rendered.error
             raise ApiError(shown.code, shown.message, shown.param)

@@ -27,17 +27,6 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
-from vllm.v1.engine import (
-    EngineCoreEvent,
-    EngineCoreEventType,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreReadyResponse,
-    EngineCoreRequestType,
-    FinishReason,
-    UtilityOutput,
-)
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from app.frontend.calls import ApiCall, EngineRequest
 from app.frontend.names import PromptNamer
@@ -46,6 +35,19 @@ from app.ingress.errors import ApiError
 from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import StepTimer
+from deployments.engine.vllm_messages import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequestType,
+    FinishReason,
+    MsgpackDecoder,
+    MsgpackEncoder,
+    UtilityOutput,
+    UtilityResult,
+)
 from migration.protocol.continuing import isolated, to_spec
 from migration.protocol.core_messages import CoreRequest, Frames, decode_request, encode_request
 from migration.protocol.ports import Loss, LossKind

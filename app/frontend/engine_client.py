@@ -9,13 +9,13 @@ from vllm import envs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from app.frontend.calls import CURRENT
 from app.frontend.core import ClusterCore
 from app.ingress.errors import ApiError
+from deployments.engine.vllm_messages import EngineCoreRequest
 from migration.concurrency import Tasks
 from migration.protocol.ports import Loss, LossKind
 from migration.run.reader import NotServed
@@ -55,7 +55,7 @@ class ClusterLLM(AsyncLLM):
         try:
             super().check_admission(n, request_id)
         except GracefulHTTPError as error:
-            _note(_shown(error))
+            _note(as_api_error(error))
             raise
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, **others: Any) -> RequestOutputCollector:
@@ -72,7 +72,8 @@ class ClusterLLM(AsyncLLM):
             params.extra_args = None  # vLLM reads connectors' parameters in it before anybody has checked them.
         self._check_prompt(prompt)
         call = self.core.expect(getattr(params, "n", 1), CURRENT.get())
-        own = {"session_id": call.id, "kv_hints": None, "data_parallel_rank": None}
+        own = {"session_id": call.id, "data_parallel_rank": None}
+        others.pop("kv_hints", None)  # vLLM 0.29 has none.
         try:
             queue = await super().add_request(request_id, prompt, params, **{**others, **own})
             try:
@@ -84,7 +85,7 @@ class ClusterLLM(AsyncLLM):
             _note(ApiError.of(error.loss))
             raise to_vllm_error(error.loss) from error
         except Exception as error:
-            _note(_shown(error))
+            _note(as_api_error(error))
             raise
         finally:
             self.core.forget(call)
@@ -128,7 +129,7 @@ def _note(error: ApiError) -> None:
         api_call.failure = error
 
 
-def _shown(error: Exception) -> ApiError:
+def as_api_error(error: Exception) -> ApiError:
     """An error of vLLM's application, as its clients see it."""
     shown = create_error_response(error).error
     if shown.code == HTTPStatus.SERVICE_UNAVAILABLE:

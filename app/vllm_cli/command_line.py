@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.engine.arg_utils import _expand_json_human_readable_numbers
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.exceptions import VLLMError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from app.vllm_cli.arguments import make_arg_parser, validate_parsed_serve_args
 from app.vllm_cli.help import DESCRIPTION, EPILOG, USAGE, add_own_options
 from app.vllm_cli.translation import MELL_DEFAULTS, Flags
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import uvloop
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.entry import run_server_worker
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import setup_server
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.utils import bind_engine_zmq_listeners, launch_core_engines
 from vllm.v1.executor import Executor
 
+from app.vllm_cli.arguments import make_arg_parser, validate_parsed_serve_args
 from benchmarks.servers import RELAY
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
-from vllm.v1.engine.exceptions import EngineDeadError
 
+from deployments.engine.vllm_messages import EngineDeadError
 from migration.concurrency import take_failure
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping

@@ -12,15 +12,21 @@ from typing import Any, Protocol
 import zmq
 import zmq.asyncio
 from vllm.config import VllmConfig
-from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, _process_utility_output
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
-from vllm.v1.serial_utils import MsgpackEncoder
 
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
+from deployments.engine.vllm_messages import (
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequestType,
+    EngineDeadError,
+    FinishReason,
+    MsgpackEncoder,
+)
 from migration.protocol.core_messages import Frames, Prefilled
 from migration.protocol.ports import HALTED, Generated, OutputSink
 from policies.cost.fit import NO_STEPS
@@ -31,9 +37,11 @@ log = logging.getLogger(__name__)
 _WITHOUT_REST = ("request_id", "new_token_ids", "finish_reason", "trace_headers", "num_nans_in_logits")
 """Members of an output that do not make up a rest by themselves."""
 _rest = attrgetter(*(name for name in EngineCoreOutput.__struct_fields__ if name not in _WITHOUT_REST))
+_ADDED_UP = ("spec_decoding_stats", "kv_connector_stats", "ec_connector_stats", "perf_stats")
+_KEPT = ("kv_cache_eviction_events", "running_lora_adapters", "waiting_lora_adapters")
+# vLLM 0.29 has none of `ec_connector_stats`.
 _further_statistics = attrgetter(
-    *("spec_decoding_stats", "kv_connector_stats", "ec_connector_stats", "perf_stats", "kv_cache_eviction_events"),
-    *("running_lora_adapters", "waiting_lora_adapters"),
+    *(name for name in (*_ADDED_UP, *_KEPT) if name in SchedulerStats.__dataclass_fields__)
 )
 """Those that vLLM's logger adds up or keeps by step."""
 _INLINE = 1 << 62
@@ -56,10 +64,10 @@ class CoreClient(AsyncMPClient):
     and pyzmq's coroutines, each message takes three turns of the loop.
     """
 
-    def __init__(self, config: VllmConfig, executor: type[Executor]) -> None:
+    def __init__(self, config: VllmConfig) -> None:
         self._early: list[EngineCoreOutputs] = []
         self._take: Take = self._early.append
-        super().__init__(config, executor, log_stats=True)
+        super().__init__(config, Executor.get_class(config), log_stats=True)
 
     def _ensure_output_queue_task(self) -> None:
         # In the place of vLLM's method. vLLM cancels the task when the core's process has ended, and at a shutdown.

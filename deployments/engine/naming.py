@@ -6,10 +6,9 @@ from typing import Any, cast
 
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request
-from vllm.v1.serial_utils import MsgpackDecoder
 
+from deployments.engine.vllm_messages import EngineCoreRequest, MsgpackDecoder
 from migration.protocol.core_messages import NIL, Adapter, CoreRequest, Frames
 from policies.prefix.names import Naming, name_of
 

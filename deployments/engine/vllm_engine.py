@@ -18,7 +18,6 @@ from vllm.config import VllmConfig
 from vllm.config.utils import normalize_value
 from vllm.tracing import init_tracer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
-from vllm.v1.executor import Executor
 
 from deployments.cache.feed import CacheFeed, EventFolder
 from deployments.cache.mirror import Mirror
@@ -39,9 +38,9 @@ from deployments.engine.port import (
 from deployments.engine.weights import name_weights
 from migration.concurrency import Tasks
 from migration.kv.cache_events import encode_names
-from migration.kv.connector import DeletedBlocks, WantedBlocks
+from migration.kv.connector import DeletedBlocks, PinnedBlocks, WantedBlocks
 from migration.kv.copier.client import Copiers
-from migration.kv.host.tiered import PinnedBlocks
+from migration.kv.history import draws_one_number
 from migration.protocol.continuing import continued, holding, loading, plain_spec, rehearsing
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
@@ -146,7 +145,7 @@ class VllmEngine:
             # The engine's other processes inherit it. They trace their start.
             init_tracer("vllm.llm_engine", endpoint)
         with contextlib.ExitStack() as failed:
-            core = CoreClient(config, Executor.get_class(config))
+            core = CoreClient(config)
             failed.callback(core.shutdown)
             workers = await core.collective_rpc_async("mell_describe")
             addresses = [worker["copier"] for worker in workers]
@@ -581,7 +580,8 @@ def _seed_tie(config: Any) -> Tie | None:
     """The reason why a seeded request cannot be continued exactly by an engine of this configuration."""
     if config.speculative_config is not None:
         return Tie.DRAFTED
-    restored = config.use_v2_model_runner or config.device_config.device_type == "cpu"
+    on_cpu = config.device_config.device_type == "cpu"
+    restored = config.use_v2_model_runner or (on_cpu and draws_one_number())
     return None if restored else Tie.SEEDED
 
 

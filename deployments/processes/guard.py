@@ -7,8 +7,8 @@ cluster, and on SIGTERM that may be before it has ended its replicas. So each re
 - The replica leads a process group. The engine core, its workers and all their descendants are members from their first
   instruction, even after the death of their parents: neither vLLM nor torch starts a process outside of the group.
 - The guard has its own session, so that signals to the group do not reach it, and it is no child of the replica, since
-  a Ray worker that ends kills its children first. The guard checks the replica a few times a second. After the
-  replica's end it sends SIGKILL to all members, which also ends stopped, busy and just forked processes.
+  a Ray worker that ends kills its children first. The guard waits for the replica's end, and then sends SIGKILL to all
+  members, which also ends stopped, busy and just forked processes.
 - If Ray kills the whole group, resource tracker included, named shared memory is left. So the guard notes the names
   that the members have mapped, and removes that memory after their end.
 - Without its raylet, a replica ends by itself almost at once. The guard ends a replica that does not, since it is
@@ -21,12 +21,13 @@ import contextlib
 import logging
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -43,8 +44,11 @@ from deployments.processes.table import (
 
 log = logging.getLogger("ray.serve")
 
+LOOK_S = 1.0
+"""Seconds between two looks at the parent and at shared memory."""
+
 POLL_S = 0.25
-"""Seconds between two checks of the replica."""
+"""Seconds between two looks while mappings are read, and between two checks of the replica on a kernel before 5.3."""
 
 LOOKS = 20
 """The number of times that mappings are read after a new name in shared memory: for five seconds."""
@@ -137,11 +141,23 @@ def main() -> None:
 def _watch(owner: ProcessIdentity, parent: ProcessIdentity, segments: "SharedMemory") -> None:
     """Return when the owner has ended, or has outlived its parent by ORPHAN_S."""
     deadline = float("inf")
+    wait = _waits_for_end(owner)
     while is_running(owner) and time.monotonic() < deadline:
         if deadline == float("inf") and not is_running(parent):
             deadline = time.monotonic() + ORPHAN_S
         segments.note()
-        time.sleep(POLL_S)
+        wait(POLL_S if segments.reads_mappings else LOOK_S)
+
+
+def _waits_for_end(process: ProcessIdentity) -> Callable[[float], object]:
+    """A function that waits for the end of a process within a limit in seconds, and may return before either."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:  # an old kernel; or the process has ended
+        return lambda limit_s: time.sleep(min(limit_s, POLL_S))
+    ends = select.poll()
+    ends.register(descriptor, select.POLLIN)
+    return lambda limit_s: ends.poll(1000 * limit_s)
 
 
 def end_group(leader: ProcessIdentity) -> None:
@@ -157,15 +173,24 @@ class SharedMemory:
     def __init__(self, leader: ProcessIdentity) -> None:
         self._group = leader.pid
         self._seen: set[str] = set()
+        self._changed_ns = 0
         self._looks = 0
         self._names: set[str] = set()
+
+    @property
+    def reads_mappings(self) -> bool:
+        """True if the next `note` reads the mappings of all processes."""
+        return self._looks > 0
 
     def note(self, anew: bool = False) -> None:
         """Add the currently mapped names.
 
         Reading the mappings of a large process costs time. So they are read only for a while after a new name has
-        appeared, since its owner may map it late on a busy machine; with `anew` they are always read.
+        appeared, since its owner may map it late on a busy machine; with `anew` they are always read. Names are read
+        only if the folder has changed.
         """
+        if not (self._has_changed() or self.reads_mappings or anew):
+            return
         seen = {path.name for path in _SHARED_MEMORY.glob("*") if _NAMED.fullmatch(path.name)}
         if seen - self._seen:
             self._looks = LOOKS
@@ -173,6 +198,12 @@ class SharedMemory:
         if self._looks or anew:
             self._names |= {name for name in _mapped(members(self._group)) if _NAMED.fullmatch(name)}
         self._seen, self._looks = seen, max(0, self._looks - 1)
+
+    def _has_changed(self) -> bool:
+        """True if the folder has changed since the last call, or within a second: the times of files are coarse."""
+        changed_ns = _SHARED_MEMORY.stat().st_mtime_ns
+        before, self._changed_ns = self._changed_ns, changed_ns
+        return changed_ns != before or time.time_ns() - changed_ns < 1e9
 
     def remove(self) -> None:
         """Remove all shared memory and semaphores with the noted names."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util import get_node_ip_address
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceAnswer, PlaceCall
@@ -37,6 +36,7 @@ from deployments.serve.membership import ServeMembership
 from deployments.serve.modes import ModeStore, ServeModeStore
 from deployments.serve.roles import ServeRoleStore
 from deployments.serve.routing import own_app, own_id
+from migration import ray_store
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import Clock
 from migration.protocol.record import CopyRecord, MigrationRecord
@@ -50,7 +50,6 @@ from policies.model import PoolId, ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
 
-_NAMESPACE = b"mell"
 
 _STALLED_EPOCHS = 30
 """The number of missing epochs after which the scheduler counts as stalled."""
@@ -276,11 +275,11 @@ def next_fence(app: str) -> int:
     Serve may run two schedulers for a moment: in a redeploy, or after a failed health check. Replicas obey only the
     highest fence that they have seen, so the older scheduler's orders are refused.
     """
-    newest = f"fence/{app}".encode()
-    fence = int(_internal_kv_get(newest, namespace=_NAMESPACE) or 0) + 1
-    while _internal_kv_put(f"fence/{app}/{fence}".encode(), b"taken", overwrite=False, namespace=_NAMESPACE):
+    newest = f"fence/{app}"
+    fence = int(ray_store.read(newest) or 0) + 1
+    while ray_store.write(f"fence/{app}/{fence}", b"taken", replace=False):
         fence += 1
-    _internal_kv_put(newest, str(fence).encode(), overwrite=True, namespace=_NAMESPACE)
+    ray_store.write(newest, str(fence).encode())
     return fence
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from deployments.serve.retirement import controller
+from deployments.serve.internals import controller
 from policies.decision.observation import Status
 from policies.model import Blocks, PoolId, ReplicaId, ReplicaState, Tokens
 

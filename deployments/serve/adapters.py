@@ -5,11 +5,9 @@ deployment of the configuration; it ends with the Ray cluster.
 """
 
 import msgspec
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
+from migration import ray_store
 from migration.protocol.core_messages import Adapter
-
-_NAMESPACE = b"mell"
 
 _encoder = msgspec.msgpack.Encoder()
 _adapters = msgspec.msgpack.Decoder(Adapter)
@@ -23,21 +21,18 @@ class AdapterStore:
 
     def read(self) -> dict[str, Adapter]:
         """All adapters, by name."""
-        keys = _internal_kv_list(self._prefix.encode(), namespace=_NAMESPACE)
-        values = (_internal_kv_get(key, namespace=_NAMESPACE) for key in sorted(keys))
+        values = map(ray_store.read, ray_store.keys(self._prefix))
         adapters = (_adapters.decode(value) for value in values if value is not None)
         return {adapter.lora_name: adapter for adapter in adapters}
 
     def put(self, adapter: Adapter, replace: bool) -> bool:
         """Add an adapter. Returns False if there is one of that name; then nothing changes unless `replace`."""
         value = _encoder.encode(adapter)
-        existed: bool = _internal_kv_put(self._key(adapter.lora_name), value, overwrite=replace, namespace=_NAMESPACE)
-        return not existed
+        return not ray_store.write(self._key(adapter.lora_name), value, replace)
 
     def remove(self, name: str) -> bool:
         """Remove an adapter. Returns False if there is none of that name."""
-        removed: int = _internal_kv_del(self._key(name), namespace=_NAMESPACE)
-        return removed > 0
+        return ray_store.remove(self._key(name))
 
-    def _key(self, name: str) -> bytes:
-        return f"{self._prefix}{name}".encode()
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}{name}"

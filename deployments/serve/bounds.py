@@ -5,19 +5,16 @@ They outlive the scheduler, and count until Serve ends, or a configuration with 
 
 import json
 
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-
+from migration import ray_store
 from policies.model import PoolId
 
 Bounds = tuple[int, int]
 """The least and the greatest number of replicas."""
 
-_NAMESPACE = b"mell"
-
 
 def read_bounds(app: str, pool: PoolId, generation: str, configured: Bounds) -> Bounds:
     """The bounds that count for a pool of an application with these `configured` ones."""
-    found = json.loads(_internal_kv_get(_key(app, pool, generation), namespace=_NAMESPACE) or b"{}")
+    found = json.loads(ray_store.read(_key(app, pool, generation)) or b"{}")
     if found.get("configured") != list(configured):
         return configured
     least, most = found["ordered"]
@@ -27,8 +24,8 @@ def read_bounds(app: str, pool: PoolId, generation: str, configured: Bounds) -> 
 def write_bounds(app: str, pool: PoolId, generation: str, configured: Bounds, ordered: Bounds) -> None:
     """Write an operator's bounds. Blocks for a round trip to Ray's control service."""
     value = json.dumps({"configured": configured, "ordered": ordered}).encode()
-    _internal_kv_put(_key(app, pool, generation), value, overwrite=True, namespace=_NAMESPACE)
+    ray_store.write(_key(app, pool, generation), value)
 
 
-def _key(app: str, pool: PoolId, generation: str) -> bytes:
-    return f"bounds/{app}/{pool}/{generation}".encode()
+def _key(app: str, pool: PoolId, generation: str) -> str:
+    return f"bounds/{app}/{pool}/{generation}"

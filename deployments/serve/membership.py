@@ -7,11 +7,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import ray
-from ray.serve._private.common import DeploymentID
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 
+from deployments.serve.internals import DeploymentID, controller
 from policies.model import ReplicaId
 
 
@@ -35,9 +33,8 @@ class ServeMembership:
         self.running: tuple[ReplicaId, ...] = ()
         self.listed = asyncio.Event()
         self._on_change = on_change
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         self._client = LongPollClient(
-            controller,
+            controller(),
             {(LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(deployment, app)): self._take},
             call_in_event_loop=asyncio.get_running_loop(),
             client_id=f"mell-{client}",

@@ -4,11 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-
+from migration import ray_store
 from policies.decision.limits import Mode
-
-_NAMESPACE = b"mell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +32,11 @@ class ServeModeStore:
     """Implements `ModeStore` for an application. Calls block for a round trip to Ray's control service."""
 
     def __init__(self, app: str) -> None:
-        self._key = f"mode/{app}".encode()
+        self._key = f"mode/{app}"
 
     def read(self) -> ModeOrder | None:
         """See `ModeStore.read`."""
-        found = _internal_kv_get(self._key, namespace=_NAMESPACE)
+        found = ray_store.read(self._key)
         if found is None:
             return None
         order = json.loads(found)
@@ -47,4 +44,4 @@ class ServeModeStore:
 
     def write(self, order: ModeOrder) -> None:
         """See `ModeStore.write`."""
-        _internal_kv_put(self._key, json.dumps(asdict(order)).encode(), overwrite=True, namespace=_NAMESPACE)
+        ray_store.write(self._key, json.dumps(asdict(order)).encode())

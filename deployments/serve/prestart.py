@@ -7,11 +7,6 @@ otherwise. Ray's node manager starts workers in advance on request. That request
 import logging
 
 import ray
-from ray._private.grpc_utils import init_grpc_channel
-from ray.core.generated.common_pb2 import Language
-from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
-from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
-from ray.core.generated.runtime_environment_pb2 import RuntimeEnvInfo
 
 log = logging.getLogger("ray.serve")
 
@@ -23,6 +18,19 @@ _LIMIT_S = 10.0
 
 async def prestart_worker() -> None:
     """Have this node start a worker for an actor like this one. A failure is a warning in the log."""
+    try:
+        await _prestart()
+    except Exception as error:
+        log.warning("Ray starts no worker in advance: %r", error)
+
+
+async def _prestart() -> None:
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.common_pb2 import Language
+    from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest
+    from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
+    from ray.core.generated.runtime_environment_pb2 import RuntimeEnvInfo
+
     context = ray.get_runtime_context()
     node = ray._private.worker._global_node
     request = PrestartWorkersRequest(
@@ -32,8 +40,5 @@ async def prestart_worker() -> None:
         keep_alive_duration_secs=_KEEP_S,
         num_workers=1,
     )
-    try:
-        async with init_grpc_channel(f"{node.node_ip_address}:{node.node_manager_port}", asynchronous=True) as channel:
-            await NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_LIMIT_S)
-    except Exception as error:
-        log.warning("Ray starts no worker in advance: %r", error)
+    async with init_grpc_channel(f"{node.node_ip_address}:{node.node_manager_port}", asynchronous=True) as channel:
+        await NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_LIMIT_S)

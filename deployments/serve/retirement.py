@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-from typing import Any
 
-import ray
 from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from deployments.serve import scaling
+from deployments.serve.internals import controller
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId
@@ -20,11 +18,6 @@ _PATIENCE_S = 5.0
 """The longest wait for Serve's controller, in seconds. Less than the scheduler's number needs to expire."""
 
 cloudpickle.register_pickle_by_value(scaling)
-
-
-def controller() -> Any:
-    """The actor of Serve's controller. Raises ValueError while there is none."""
-    return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
 
 
 def generation() -> str:

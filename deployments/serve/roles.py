@@ -4,11 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Protocol
 
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-
+from migration import ray_store
 from policies.model import PoolId, ReplicaId, Role
-
-_NAMESPACE = b"mell"
 
 
 class RoleStore(Protocol):
@@ -27,13 +24,13 @@ class ServeRoleStore:
     """Implements `RoleStore` for a pool of an application. Calls block for a round trip to Ray's control service."""
 
     def __init__(self, app: str, pool: PoolId) -> None:
-        self._key = f"roles/{app}/{pool}".encode()
+        self._key = f"roles/{app}/{pool}"
 
     def read(self) -> dict[ReplicaId, Role]:
         """See `RoleStore.read`."""
-        found = json.loads(_internal_kv_get(self._key, namespace=_NAMESPACE) or b"{}")
+        found = json.loads(ray_store.read(self._key) or b"{}")
         return {ReplicaId(replica): Role(role) for replica, role in found.items()}
 
     def write(self, roles: Mapping[ReplicaId, Role]) -> None:
         """See `RoleStore.write`."""
-        _internal_kv_put(self._key, json.dumps(roles).encode(), overwrite=True, namespace=_NAMESPACE)
+        ray_store.write(self._key, json.dumps(roles).encode())

@@ -20,14 +20,14 @@ import ray
 from ray import serve
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.common import ReplicaID as FullReplicaId
-from ray.serve._private.constants import SERVE_NAMESPACE
+from ray.serve._private.common import RequestMetadata
 from ray.serve.exceptions import RayServeException, ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
+from deployments.serve.internals import SERVE_NAMESPACE, DeploymentID
 from migration.protocol.errors import PeerLost
 from migration.protocol.ports import Clock
 from policies.model import PoolId, ReplicaId

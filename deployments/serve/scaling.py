@@ -3,8 +3,8 @@
 The scheduler's number lives in Ray's internal key-value store, under a key of the pool and this start of Serve. So it
 survives restarts of the scheduler and of the controller, and a repeated deployment of the configuration.
 
-Serve ships this module by value to its controller, where the project may not be installed. So it imports nothing of the
-project.
+Serve ships this module by value to its controller, where the project may not be installed: of the project, it uses only
+what is shipped in the same way, and names that are Ray's.
 """
 
 import asyncio
@@ -16,18 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray._common import utils
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve._private.common import ReplicaState
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
+
+from deployments.serve.internals import DeploymentID
+from migration import ray_store
+from migration.ray_store import read, write
+
+cloudpickle.register_pickle_by_value(ray_store)
 
 STALE_S = 15.0
 """The age, in seconds, at which the scheduler's number expires. Serve then keeps its current number."""
 
 REQUESTS = "requests"
 """The name of the metric by which replicas report their numbers of requests to Serve."""
-
-_NAMESPACE = b"mell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Wanted:
 def read_wanted(app: str, pool: str, generation: str) -> Wanted | None:
     """The number written last for a pool of an application; None if there is none, or reading fails."""
     try:
-        found = _internal_kv_get(_key(app, pool, generation), namespace=_NAMESPACE)
+        found = read(_key(app, pool, generation))
         return None if found is None else Wanted(**json.loads(found))
     except Exception:
         # An exception in one autoscaling policy would stop the scaling of every application.
@@ -51,11 +55,11 @@ def read_wanted(app: str, pool: str, generation: str) -> Wanted | None:
 def write_wanted(app: str, pool: str, generation: str, wanted: Wanted) -> None:
     """Write the wanted number of a pool's replicas."""
     value = json.dumps({"count": wanted.count, "at": wanted.at}).encode()
-    _internal_kv_put(_key(app, pool, generation), value, overwrite=True, namespace=_NAMESPACE)
+    write(_key(app, pool, generation), value)
 
 
-def _key(app: str, pool: str, generation: str) -> bytes:
-    return f"wanted/{app}/{pool}/{generation}".encode()
+def _key(app: str, pool: str, generation: str) -> str:
+    return f"wanted/{app}/{pool}/{generation}"
 
 
 def _generation() -> str:

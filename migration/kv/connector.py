@@ -129,6 +129,14 @@ class DeletedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedBlocks:
+    """Blocks of a tier of host memory to be kept under the name `pin`, by their names (`cache_events.encode_names`)."""
+
+    pin: str
+    names: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class TailLoad:
     """A held tail that a step copies into `blocks`, without its first `skip` blocks, which the cache has."""
 
@@ -241,6 +249,13 @@ def why_unmirrored(groups: "Sequence[KVCacheGroupSpec]") -> str | None:
     return None
 
 
+def why_without_manager() -> str | None:
+    """The reason why no blocks can be named in the prefix cache of this vLLM; None if they can, as since 0.31."""
+    if hasattr(KVConnectorBase_V1, "bind_kv_cache_manager"):
+        return None
+    return "this version of vLLM gives its connector no manager of the KV cache"
+
+
 class MellConnector(KVConnectorBase_V1, SupportsHMA):
     """Both halves of the connector; vLLM creates one instance per role."""
 
@@ -252,8 +267,9 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             compile_by_request()
         self.block_size: int = vllm_config.cache_config.block_size
         self.num_blocks: int = kv_cache_config.num_blocks
-        self.unmovable = why_unmovable(kv_cache_config.kv_cache_groups)
-        self.unmirrored = why_unmirrored(kv_cache_config.kv_cache_groups)
+        lacks = why_without_manager()
+        self.unmovable = lacks or why_unmovable(kv_cache_config.kv_cache_groups)
+        self.unmirrored = lacks or why_unmirrored(kv_cache_config.kv_cache_groups)
         self.quantized = is_quantized(kv_cache_config.kv_cache_groups)
         self._workers: int = vllm_config.parallel_config.world_size
         # scheduler side

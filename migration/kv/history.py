@@ -120,6 +120,13 @@ def refresh(runner: Any) -> None:
     runner.input_batch.sampling_metadata = runner.input_batch._make_sampling_metadata()
 
 
+def draws_one_number() -> bool:
+    """True if vLLM's sampler on CPUs draws as `SeededGenerator` repeats it; that of 0.29 draws another way."""
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    return "randint" in TopKTopPSampler.forward_cpu.__code__.co_names
+
+
 class SeededGenerator(torch.Generator):
     """A CPU generator advanced past a request's output, for which vLLM has drawn one number per token.
 

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from ray.util import get_node_ip_address
-from ray.util.collective.types import RecvOptions, SendOptions
 
 from migration.transport import pair_group, rendezvous
+
+if TYPE_CHECKING:
+    from ray.util.collective.types import RecvOptions, SendOptions
 
 BACKEND = "MELL_GLOO"
 
@@ -38,12 +40,12 @@ class GlooPair(pair_group.PairGroup):
         """True if torch was built with gloo."""
         return bool(dist.is_gloo_available())
 
-    def send(self, tensors: list[torch.Tensor], options: SendOptions) -> None:
+    def send(self, tensors: list[torch.Tensor], options: "SendOptions") -> None:
         """Send one tensor to the other rank."""
         group = self._timed(self._connect)
         self._timed(lambda: group.send([tensors[0]], options.dst_rank, 0).wait(self._limit))
 
-    def recv(self, tensors: list[torch.Tensor], options: RecvOptions) -> None:
+    def recv(self, tensors: list[torch.Tensor], options: "RecvOptions") -> None:
         """Receive one tensor from the other rank, in place."""
         group = self._timed(self._connect)
         self._timed(lambda: group.recv([tensors[0]], options.src_rank, 0).wait(self._limit))

@@ -15,12 +15,13 @@ group of another name.
 
 import threading
 import time
-from typing import Any, Literal
-
-from ray.util.collective.types import RecvOptions, SendOptions
+from typing import TYPE_CHECKING, Any, Literal
 
 from migration.transport import pair_group, rendezvous
 from migration.transport.nccl_link import SENDER, NcclLink, join
+
+if TYPE_CHECKING:
+    from ray.util.collective.types import RecvOptions, SendOptions
 
 BACKEND = "MELL_NCCL"
 
@@ -48,11 +49,11 @@ class NcclPair(pair_group.PairGroup):
             return False
         return bool(nccl.available) and bool(cupy.cuda.is_available())
 
-    def send(self, tensors: list[Any], options: SendOptions) -> None:
+    def send(self, tensors: list[Any], options: "SendOptions") -> None:
         """Send one CuPy array of bytes."""
         self._pass("send", tensors[0])
 
-    def recv(self, tensors: list[Any], options: RecvOptions) -> None:
+    def recv(self, tensors: list[Any], options: "RecvOptions") -> None:
         """Receive into one CuPy array of bytes."""
         self._pass("recv", tensors[0])
 

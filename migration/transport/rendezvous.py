@@ -3,15 +3,14 @@
 import time
 from collections.abc import Callable
 
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from migration import ray_store
 
-_NAMESPACE = b"mell"
 _POLL_S = 0.005
 
 
 def put(key: str, value: bytes) -> None:
     """Set the value of a key; an earlier value is overwritten."""
-    _internal_kv_put(key.encode(), value, overwrite=True, namespace=_NAMESPACE)
+    ray_store.write(key, value)
 
 
 def wait_for(key: str, deadline: float, closed: Callable[[], bool] = lambda: False) -> bytes:
@@ -21,16 +20,15 @@ def wait_for(key: str, deadline: float, closed: Callable[[], bool] = lambda: Fal
         TimeoutError: the key is not set by `deadline` (of `time.monotonic`).
         RuntimeError: `closed` returned True.
     """
-    while (value := _internal_kv_get(key.encode(), namespace=_NAMESPACE)) is None:
+    while (value := ray_store.read(key)) is None:
         if closed():
             raise RuntimeError(f"{key}: closed while waiting for the peer")
         if time.monotonic() > deadline:
             raise TimeoutError(f"{key}: timed out, the peer did not appear")
         time.sleep(_POLL_S)
-    found: bytes = value
-    return found
+    return value
 
 
 def delete(key: str) -> None:
     """Delete a key, if it exists."""
-    _internal_kv_del(key.encode(), namespace=_NAMESPACE)
+    ray_store.remove(key)

@@ -12,6 +12,8 @@ from ray.serve._private import constants
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ServeApplicationSchema
 
+from app.compatibility.contract import ContractPart, LostPart
+from app.compatibility.facts import Fact
 from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig, Tenancy
 from app.main import build_app
@@ -462,3 +464,42 @@ def test_keys_in_file_and_environment_are_an_error(tmp_path: Path, monkeypatch: 
 def test_errors_are_raised_before_anything_is_built() -> None:
     with pytest.raises(ValueError, match="no such setting"):
         build_app({"migraton": {}})
+
+
+TIER = LostPart(ContractPart("Tier", (), (), "there is none", "cache.dram_gib"), (Fact(("vllm.a",), "Gone"),))
+CORE = LostPart(ContractPart("Engine", (), (), None, None), (Fact(("vllm.b",), "Gone"),))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, vllm: str, *lost: LostPart) -> None:
+    """Have another version of vLLM installed, with which parts are lost."""
+    monkeypatch.setattr("app.main.installed_version", {"vllm": vllm, "ray": "2.60.0"}.__getitem__)
+    monkeypatch.setattr("app.main.lost_here", lambda: lost)
+
+
+def test_the_tested_versions_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "0.32.0", CORE)
+    deployments(shipped())
+    assert caplog.text == ""
+
+
+def test_lost_parts_are_logged_and_refused_if_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, "0.29.0", TIER)
+    deployments(shipped())
+    assert [record.message for record in caplog.records] == [
+        "vLLM 0.29 with Ray 2.60: only their files were compared with Mell's needs, see docs/compatibility.md",
+        "Tier: there is none",
+    ]
+    with pytest.raises(
+        ValueError, match=r"cache\.dram_gib: the installed versions .* lack what this needs \(vllm\.a: Gone\)"
+    ):
+        deployments({**shipped(), "cache": {"dram_gib": 0.5}})
+
+
+def test_without_a_needed_part_there_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "0.27.0", TIER, CORE)
+    with pytest.raises(ValueError, match=r"Engine: the installed versions .* lack what this needs \(vllm\.b: Gone\)$"):
+        deployments(shipped())

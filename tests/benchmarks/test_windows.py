@@ -9,6 +9,7 @@ import pytest
 from benchmarks.windows import KINDS, Served, WindowResult, jobs_of, main, render
 
 
+@pytest.mark.slow
 def test_a_short_window_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "windows.json"
     short = ["--kinds", "decode", "--seeds", "1", "--warmup-s", "20", "--length-s", "60", "--processes", "1"]

@@ -177,6 +177,7 @@ def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch,
         check(words, monkeypatch, routes)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_simulator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ROOT / "docs" / "simulation.md"
     examples = [words for block in BLOCKS if block.page == page for words in shell.commands(block.text)]

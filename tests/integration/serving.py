@@ -15,7 +15,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.serve.environment import MARK
-from deployments.serve.retirement import controller
+from deployments.serve.internals import controller
 from tests.integration.application import Application
 
 

@@ -7,10 +7,11 @@ scheduler stay on the head.
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,17 @@ class Nodes:
         self._added += 1
         return f"127.0.1.{self._added}"
 
-    def drain(self, address: str) -> None:
-        """Have Ray announce the end of the node, as before a preemption."""
-        node = ["--address", self.address, "--node-id", self._nodes[address].node_id]
-        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test wants it so"]
-        subprocess.run(["ray", "drain-node", *node, *reason], check=True, capture_output=True)
+    @contextmanager
+    def watched(self, address: str, notice: Path, url: str) -> Iterator[None]:
+        """The node drains once the file is there, as before a preemption."""
+        command = [sys.executable, "-m", "app.cli", "node", "watch", address, "--file", str(notice), "--url", url]
         self._draining.add(address)
+        watching = subprocess.Popen(command, cwd=ROOT)
+        try:
+            yield
+        finally:
+            watching.send_signal(signal.SIGINT)
+            watching.wait(20)
 
     def kill(self, address: str) -> None:
         """The node is no more."""
@@ -236,29 +242,34 @@ async def test_the_scheduler_evens_out_two_nodes_by_kv(nodes: Nodes, spread: App
         await streams.end()
 
 
-async def test_a_draining_node_is_evacuated(nodes: Nodes, spread: Application) -> None:
-    async with two(nodes, spread) as (client, streams, both):
-        await streams.start(4, 800, CONTEXT, "drain")
-        now = await where(client)
-        assert all(replica["requests"] for replica in now.values())
+async def test_a_node_that_its_cloud_announces_is_evacuated(nodes: Nodes, spread: Application, tmp_path: Path) -> None:
+    """By `mell node watch`, beside the streams of an example."""
+    async with two(nodes, spread) as (client, _, both):
         victim = both[0]
-        address = nodes.ids[now[victim]["node"]]
-        earlier = {m["id"] for m in await client.migrations()}
+        address = nodes.ids[(await where(client))[victim]["node"]]
         nodes.add()
-        await asyncio.to_thread(nodes.drain, address)
+        notice = tmp_path / "preempted"
+        with nodes.watched(address, notice, spread.url):
+            example = (sys.executable, str(ROOT / "examples" / "spot.py"), str(notice), "--tokens", "1000")
+            process = await asyncio.create_subprocess_exec(
+                *(*example, "--streams", "4", "--url", spread.url),
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "NO_PROXY": "127.0.0.1"},
+            )
 
-        async def gone() -> bool:
-            return victim not in [r["id"] for r in (await client.state())["replicas"]]
+            async def gone() -> bool:
+                return victim not in [r["id"] for r in (await client.state())["replicas"]]
 
-        await eventually(gone, 40)
+            await eventually(gone, 60)
+            output, _ = await process.communicate()
+        assert process.returncode == 0 and b"4 of 4 streams whole" in output, output
         left = await until(client, lambda found: len(found) == 2, 40)
         assert victim not in left
-        records = [m for m in await client.migrations() if m["source"] == victim and m["id"] not in earlier]
+        records = [m for m in await client.migrations() if m["source"] == victim and m["reason"] != "balance"]
         how = {(m["reason"], m["outcome"]) for m in records}
         # By which path is theirs to choose: to start a node beside them makes links of this machine slow.
         assert how == {("evacuate", "committed")}, f"requests were lost, or never moved: {records}"
         nodes.kill(address)
-        await streams.end()
 
 
 async def test_a_node_that_dies_costs_a_pause(nodes: Nodes, spread: Application) -> None:

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from app.cli.doctor.machine import pins
-from app.main import TESTED_RAY, TESTED_VLLM
+from app.compatibility.supported import PairState, pairs
 from app.versions import VERSION
 from deploy.wheel_backend import PACKAGES
 from tests.packaging.environments import add_dependencies, build_sdist, build_wheel, install, site_packages, wheel_of
@@ -67,7 +67,7 @@ def test_a_wheel_has_all_files_of_the_packages(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     files |= {"mell/__init__.py", "mell/__main__.py", "mell/py.typed"}
-    files |= {f"mell/requirements/{device}.lock" for device in ("cpu", "cuda")}
+    files |= {f"mell/requirements/{name}" for name in ("contract.toml", "cpu.lock", "cuda.lock", "supported.toml")}
     assert {name for name in names if name.startswith("mell/")} == files
 
 
@@ -139,4 +139,5 @@ def test_dependencies_are_those_that_are_tested_together() -> None:
             version = pinned.get(each.name.lower().replace(".", "-"))
             assert version is None or each.specifier.contains(version.split("+")[0]), f"{each}: {version}"
     exact = {each.name: each.specifier for each in asked if each.name in ("ray", "vllm")}
-    assert exact == {"ray": SpecifierSet(f"=={TESTED_RAY}.*"), "vllm": SpecifierSet(f"=={TESTED_VLLM}.*")}
+    (tested,) = (pair for pair in pairs() if pair.state is PairState.TESTS)
+    assert exact == {"ray": SpecifierSet(f"=={tested.ray}.*"), "vllm": SpecifierSet(f"=={tested.vllm}.*")}

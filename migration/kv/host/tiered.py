@@ -24,11 +24,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorMetadata,
-    KVConnectorRole,
-    KVConnectorWorkerMetadata,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
@@ -36,12 +31,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from migration.kv.cache_events import PoolContents, pool_contents, split_names
-from migration.kv.connector import MellConnector, StepMetadata, StepReport, why_unmirrored
+from migration.kv.connector import MellConnector, PinnedBlocks, StepMetadata, StepReport, why_unmirrored
 from migration.kv.host.host_tier import HostTierManager, HostTierWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorMetadata,
+        KVConnectorRole,
+        KVConnectorWorkerMetadata,
+    )
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
         KVConnectorStats,
@@ -70,20 +70,12 @@ class TieredReport(StepReport):
     tier: OffloadingWorkerMetadata | None = None
     spoiled: frozenset[int] = frozenset()
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "TieredReport":
+    def aggregate(self, other: "KVConnectorWorkerMetadata") -> "TieredReport":
         """The sum of two workers' reports."""
         assert isinstance(other, TieredReport)
         both = super().aggregate(other)
         tier = self.tier.aggregate(other.tier) if self.tier and other.tier else self.tier or other.tier
         return TieredReport(both.arrived, both.halts, tier, self.spoiled | other.spoiled)
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedBlocks:
-    """Blocks of the tier to be kept under the name `pin`, by their names (`cache_events.encode_names`)."""
-
-    pin: str
-    names: bytes
 
 
 class TieredConnector(MellConnector):
@@ -93,7 +85,7 @@ class TieredConnector(MellConnector):
     """
 
     def __new__(
-        cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+        cls, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig"
     ) -> "MellConnector":
         """A connector with a tier, if the cache can have one."""
         if why_unmirrored(kv_cache_config.kv_cache_groups):
@@ -101,7 +93,7 @@ class TieredConnector(MellConnector):
         made: TieredConnector = super().__new__(cls)
         return made
 
-    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+    def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._tier = OffloadingConnector(vllm_config, role, kv_cache_config)
         self._from_tier: set[str] = set()
@@ -251,7 +243,7 @@ class TieredConnector(MellConnector):
         super().register_kv_caches(kv_caches)
         self._tier.register_kv_caches(kv_caches)
 
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+    def bind_connector_metadata(self, connector_metadata: "KVConnectorMetadata") -> None:
         """Begin a step."""
         super().bind_connector_metadata(connector_metadata)
         self._tier.bind_connector_metadata(_tier_part(connector_metadata))
@@ -261,7 +253,7 @@ class TieredConnector(MellConnector):
         super().clear_connector_metadata()
         self._tier.clear_connector_metadata()
 
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+    def handle_preemptions(self, kv_connector_metadata: "KVConnectorMetadata") -> None:
         """Make the stores whose blocks this step may reuse; then void block tables, begin and end loads."""
         self._tier.handle_preemptions(_tier_part(kv_connector_metadata))
         super().handle_preemptions(kv_connector_metadata)
@@ -331,7 +323,7 @@ class TieredConnector(MellConnector):
         return OffloadingConnector.build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-def _tier_part(metadata: KVConnectorMetadata) -> OffloadingConnectorMetadata:
+def _tier_part(metadata: "KVConnectorMetadata") -> OffloadingConnectorMetadata:
     assert isinstance(metadata, TieredMetadata)
     assert metadata.tier is not None
     return metadata.tier

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import zmq
 from vllm import SamplingParams
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.v1.engine import (
     EngineCoreEvent,
     EngineCoreEventType,
@@ -22,6 +21,7 @@ from vllm.v1.serial_utils import MsgpackDecoder
 
 from app.frontend.calls import CURRENT, ApiCall
 from app.frontend.core import OutputWire, core_outputs
+from app.vllm_cli.arguments import FrontendArgs
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS
 from deployments.engine.core import RestEncoder
 from migration.protocol.continuing import continued

@@ -320,6 +320,7 @@ async def test_the_length_of_prompts_is_limited() -> None:
         assert "limit is 4" in refusal(await exposed.post(COMPLETIONS, prompt="word " * 50), COMPLETIONS)["message"]
 
 
+@pytest.mark.slow
 async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
     from vllm.envs import disable_envs_cache
 
@@ -718,6 +719,7 @@ async def described() -> AsyncIterator[Described]:
         yield Described(exposed, schemathesis.openapi.from_dict(document(served.frontend.routes)))
 
 
+@pytest.mark.slow
 @BOUNDED
 @given(data=st.data())
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)

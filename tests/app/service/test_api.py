@@ -196,6 +196,7 @@ async def test_prompts_are_refused(
     assert (refused.value.status, refused.value.param, refused.value.code) == (status, param, code)
 
 
+@pytest.mark.slow
 async def test_the_document_has_the_open_and_the_operators_routes(served: tuple[VllmApi, httpx.AsyncClient]) -> None:
     whole, own = (await served[1].get("/openapi.json")).json(), document()
     assert whole["openapi"].startswith("3.1.")

@@ -65,7 +65,7 @@ def test_engine_flags_are_arguments_of_vllms_engine() -> None:
 def test_frontend_flags_are_arguments_of_vllms_server() -> None:
     from dataclasses import fields
 
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+    from app.vllm_cli.arguments import FrontendArgs
 
     assert {field.name for field in fields(FrontendArgs)} >= FRONTEND_ARGUMENTS
 

@@ -135,6 +135,7 @@ def test_predictions_are_compared_with_runs_on_request(
     assert "1 runs, 2 seeds" in out and "DIFFERS" not in out.split("1 runs, 2 seeds")[1]
 
 
+@pytest.mark.slow
 def test_windows_are_planned_with_the_requests_and_the_engines_of_the_runs(
     traces: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,6 +115,7 @@ def test_verdicts_follow_from_the_numbers() -> None:
     assert second.count("reproduces") == 2  # Theorems 2 and 3, of which nothing was changed
 
 
+@pytest.mark.slow
 def test_small_report_end_to_end(traces: Path, tmp_path: Path) -> None:
     sections = [setting.SECTION, batching.SECTION, paths.SECTION]
     results = carry_out(Store(tmp_path / "runs", traces), cases(TINY, sections), processes=1, quiet=True)

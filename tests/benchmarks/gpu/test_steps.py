@@ -57,6 +57,7 @@ def test_tests_for_gpus_exist() -> None:
     assert all((ROOT / path).exists() for path in TESTS)
 
 
+@pytest.mark.slow
 async def test_tests_are_run_and_their_summary_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     test = bench.folder / "test_made_up.py"
     test.write_text("import pytest\ndef test_a(): pass\n@pytest.mark.skip(reason='two GPUs')\ndef test_b(): pass\n")

@@ -62,6 +62,7 @@ def test_table_has_the_means_and_the_simulated_times(monkeypatch: pytest.MonkeyP
     assert fill(PAGE.read_text(), parts) != PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_the_simulator_plays_every_setting_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case, "BEGIN_S", 5.0)
     runs = {system: predict(system, "loogle_like", 0) for system in SYSTEMS}

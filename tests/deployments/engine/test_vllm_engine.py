@@ -19,7 +19,6 @@ import torch
 from transformers import WhisperConfig, WhisperFeatureExtractor
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.cache.factories import engine_receiver_cache_from_config, processor_cache_from_config
@@ -37,9 +36,11 @@ from vllm.v1.engine import (
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
+from app.vllm_cli.arguments import make_arg_parser
 from deployments.cache.feed import EventFolder
 from deployments.cache.mirror import Mirror
 from deployments.engine import vllm_engine
@@ -538,6 +539,21 @@ def test_seeded_requests_stay_where_their_draws_cannot_be_repeated(
     assert _seed_tie(SimpleNamespace(**made)) is tie
 
 
+def test_a_seed_ties_a_request_to_an_engine_on_cpus_whose_draws_are_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = SimpleNamespace(
+        speculative_config=None, use_v2_model_runner=False, device_config=SimpleNamespace(device_type="cpu")
+    )
+    assert _seed_tie(config) is None
+
+    def forward_cpu(self: Any, logits: Any) -> Any:
+        return logits.exponential_()
+
+    monkeypatch.setattr(TopKTopPSampler, "forward_cpu", forward_cpu)
+    assert _seed_tie(config) is Tie.SEEDED
+
+
 @pytest.mark.parametrize(
     ("feature", "model", "reason"),
     [
@@ -574,6 +590,7 @@ async def test_a_start_that_fails_leaves_nothing_open(failing: str, monkeypatch:
     assert feed.return_value.close.called == feed.called == engine_made
 
 
+@pytest.mark.slow
 async def test_an_encoder_decoder_model_does_not_start(tmp_path: Path) -> None:
     config = WhisperConfig(vocab_size=512, d_model=64, encoder_layers=1, decoder_layers=1, num_mel_bins=80)
     config.architectures = ["WhisperForConditionalGeneration"]

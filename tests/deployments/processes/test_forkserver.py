@@ -127,6 +127,7 @@ def test_a_fork_has_others_forked(server: "subprocess.Popen[bytes]") -> None:
     assert end(process, pipe, 5) == 5
 
 
+@pytest.mark.slow
 def test_forks_run_beside_each_other_and_end_on_their_own(server: "subprocess.Popen[bytes]") -> None:
     first, second = start(), start()
     assert end(first[0], first[1], 3) == 3
@@ -136,6 +137,7 @@ def test_forks_run_beside_each_other_and_end_on_their_own(server: "subprocess.Po
     assert second[0].exitcode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "OMP_PROC_BIND"])
 def test_a_process_with_other_variables_of_native_libraries_is_spawned(
     name: str, server: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
@@ -155,6 +157,7 @@ def test_another_number_of_threads_is_no_reason_to_spawn(
     assert end(process, pipe) == 0
 
 
+@pytest.mark.slow
 def test_without_a_fork_server_processes_are_spawned_and_its_forks_count_as_ended(
     server: "subprocess.Popen[bytes]",
 ) -> None:

@@ -191,6 +191,7 @@ def test_named_shared_memory_is_removed_even_if_the_replica_kills_its_children_b
     wait_until(lambda: not tree.memory.exists())
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_stuck_ends_with_its_raylet_but_not_at_once(tree: Tree) -> None:
     tree.kill("replica", signal.SIGSTOP)
     tree.raylet.kill()

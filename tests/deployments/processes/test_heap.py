@@ -58,6 +58,7 @@ class Cycle:
         self.itself = self
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_time
 async def test_a_heap_that_is_kept_frozen_is_collected_as_a_whole_now_and_then() -> None:
     cycle = Cycle()

@@ -137,6 +137,7 @@ def test_a_stopped_command_ends_all_the_same(launch: Launch) -> None:
     wait_until(launch.is_gone)
 
 
+@pytest.mark.slow
 def test_all_ends_with_the_raylet(launch: Launch) -> None:
     time.sleep(2 * LOOK_S + launch.took_s)  # the keeper, which looks ever less often, has found it
     launch.send("raylet", signal.SIGKILL)

@@ -83,6 +83,7 @@ def test_a_standby_listens_until_it_is_taken_and_then_outlives_its_time(address:
         assert process.runs_for(2.5)
 
 
+@pytest.mark.slow
 def test_an_abandoned_standby_ends(address: str) -> None:
     with StandbyProcess(address, 0.5, 60.0) as process:
         assert process.process.wait(10) == 0
@@ -97,6 +98,7 @@ def test_a_standby_that_replicas_look_after_stays(address: str) -> None:
         assert process.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_second_standby_of_a_node_ends(address: str) -> None:
     with StandbyProcess(address, 60.0, 60.0) as first, StandbyProcess(address, 60.0, 0.5) as second:
         assert second.process.wait(10) == 0
@@ -104,6 +106,7 @@ def test_a_second_standby_of_a_node_ends(address: str) -> None:
         assert listens(address)
 
 
+@pytest.mark.slow
 def test_a_killed_standby_leaves_its_place_to_the_next(address: str) -> None:
     with StandbyProcess(address, 60.0, 0.5) as first:
         first.process.kill()

@@ -21,6 +21,7 @@ print(*[rule for rule in {sorted(RULES)} if f"policies.rules.{{rule}}" in sys.mo
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chosen", "imported"), [([], "pack"), (["mell"], "mell"), (["worst_fit"], "worst_fit")])
 def test_it_imports_the_chosen_policy(chosen: list[str], imported: str) -> None:
     command = [sys.executable, "-c", IMPORTED, *chosen]

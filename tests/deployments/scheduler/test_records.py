@@ -3,6 +3,8 @@
 import gc
 from dataclasses import replace
 
+import pytest
+
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.records import KEPT, Records
 from migration.protocol.record import MigrationRecord, Outcome
@@ -41,6 +43,7 @@ def _records_in_memory() -> int:
     return sum(type(thing) is MigrationRecord for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_an_ended_migration_is_known_when_its_record_has_gone_and_keeps_no_memory_but_its_id() -> None:
     others, records = _records_in_memory(), Records(Telemetry(SOLE_POOL))
     for number in range(3 * KEPT):

@@ -285,6 +285,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_time
 @settings(max_examples=scaled(400))
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(CONFIGS), st.integers(0, 1 << 32))

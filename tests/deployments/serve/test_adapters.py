@@ -2,28 +2,14 @@
 
 import pytest
 
-from deployments.serve import adapters
 from deployments.serve.adapters import AdapterStore
 from migration.protocol.core_messages import Adapter
+from tests.ray_store import replace_store
 
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    kept: dict[bytes, bytes] = {}
-
-    def put(key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> bool:
-        existed = key in kept
-        if overwrite or not existed:
-            kept[key] = value
-        return existed
-
-    monkeypatch.setattr(adapters, "_internal_kv_put", put)
-    monkeypatch.setattr(adapters, "_internal_kv_get", lambda key, namespace: kept.get(key))
-    monkeypatch.setattr(adapters, "_internal_kv_del", lambda key, namespace: int(kept.pop(key, None) is not None))
-    monkeypatch.setattr(
-        adapters, "_internal_kv_list", lambda prefix, namespace: [k for k in kept if k.startswith(prefix)]
-    )
-    return kept
+    return replace_store(monkeypatch)
 
 
 A, B = Adapter("a/b \u00e9", 1, "/a", is_3d_lora_weight=True), Adapter("b", 2, "/b")

@@ -4,12 +4,11 @@ import pytest
 
 from deployments.serve import bounds
 from policies.model import SOLE_POOL, PoolId
+from tests.ray_store import replace_store
 
 
 def test_bounds_count_until_others_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[bytes, bytes] = {}
-    monkeypatch.setattr(bounds, "_internal_kv_get", lambda key, namespace: kept.get(key))
-    monkeypatch.setattr(bounds, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
+    replace_store(monkeypatch)
     assert bounds.read_bounds("mell", SOLE_POOL, "g", (1, 2)) == (1, 2)
     bounds.write_bounds("mell", SOLE_POOL, "g", (1, 2), (3, 4))
     assert bounds.read_bounds("mell", SOLE_POOL, "g", (1, 2)) == (3, 4)

@@ -20,16 +20,14 @@ from deployments.serve.scaling import (
     write_wanted,
 )
 from policies.model import SOLE_POOL
+from tests.ray_store import replace_store
 
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
     """The key-value store, and a controller of start "g"."""
-    kept: dict[bytes, bytes] = {}
-    monkeypatch.setattr(scaling, "_internal_kv_get", lambda key, namespace: kept.get(key))
-    monkeypatch.setattr(scaling, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
     monkeypatch.setattr(scaling, "_generation", lambda: "g")
-    return kept
+    return replace_store(monkeypatch)
 
 
 @dataclass

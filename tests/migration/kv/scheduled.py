@@ -79,7 +79,9 @@ class LateTransfers(HostTierWorker):
         self._queued[job_id] = (2, partial(super().submit_store, job_id, src_spec, dst_spec))
         return True
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
         self._queued[job_id] = (2, partial(super().submit_load, job_id, src_spec, dst_spec))
         return True
 

@@ -945,3 +945,14 @@ def test_cupy_is_imported_with_the_cache_on_a_gpu_only(device: str, monkeypatch:
     monkeypatch.setattr(importlib, "import_module", imported.append)
     make_worker()
     assert imported == ["cupy"] * (device == "cuda")
+
+
+def test_a_vllm_without_access_to_its_cache_moves_and_follows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    assert make_connector().unmovable is None
+    monkeypatch.delattr(KVConnectorBase_V1, "bind_kv_cache_manager")
+    connector = make_connector()
+    connector.register_kv_caches({"layer": torch.zeros(BLOCKS, 2, BLOCK, 3)})
+    reason = "this version of vLLM gives its connector no manager of the KV cache"
+    assert (connector.unsupported, connector.unmirrored, connector.copier) == (reason, reason, None)

@@ -39,6 +39,7 @@ def staging(device: str) -> Iterator[DeviceSegment]:
         made.close()
 
 
+@pytest.mark.slow
 def test_blocks_go_from_one_worker_to_another(workers: tuple[Worker, Worker], staging: DeviceSegment) -> None:
     source, target = workers
     offset = HEADER + 8 * BLOCK_BYTES

@@ -170,7 +170,7 @@ def test_deleted_blocks_are_in_neither_tier() -> None:
 
 
 def test_orders_to_the_tier_are_answered() -> None:
-    from migration.kv.host.tiered import PinnedBlocks
+    from migration.kv.connector import PinnedBlocks
 
     made = engine(40, 200)
     ask(made, "first", PROMPT, 2)

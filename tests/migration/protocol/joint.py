@@ -301,15 +301,15 @@ def tidy(joint: Joint) -> Joint:
 # --- all that can happen ------------------------------------------------------------------------------
 
 
-def walk(start: Joint | None = None) -> list[Joint]:
-    """Every joint state that can be reached."""
+def walk(start: Joint | None = None) -> Iterator[Joint]:
+    """Every joint state that can be reached, those of the fewest steps first."""
     states = [start or Joint()]
     found = set(states)
     for joint in states:
+        yield joint
         fresh = [after for after in dict.fromkeys(joint_steps(joint)) if after not in found]
         found.update(fresh)
         states += fresh
-    return states
 
 
 def joint_steps(joint: Joint) -> Iterator[Joint]:

@@ -13,11 +13,12 @@ from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
 from migration.protocol.ports import PeerGroups, Slot
 from migration.run.slots import Slots
-from migration.transport import collective, nccl_group, rendezvous
+from migration.transport import collective, nccl_group
 from migration.transport.collective import CollectiveGroups, DeviceMemory
 from migration.transport.nccl_group import NcclPair
 from policies.model import Bytes, ReplicaId
 from tests.migration import fake_cupy
+from tests.ray_store import replace_store
 
 A, B = ReplicaId("a"), ReplicaId("b")
 PAYLOAD = 4096
@@ -66,10 +67,7 @@ def cupy() -> Iterator[Any]:
 
 @pytest.fixture
 async def ends(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[End, End]]:
-    kept: dict[bytes, bytes] = {}
-    monkeypatch.setattr(rendezvous, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
-    monkeypatch.setattr(rendezvous, "_internal_kv_get", lambda key, **_: kept.get(key))
-    monkeypatch.setattr(rendezvous, "_internal_kv_del", lambda key, **_: kept.pop(key, None))
+    replace_store(monkeypatch)
     monkeypatch.setattr(collective, "collective", RayCollective())
     monkeypatch.setattr(NcclPair, "timeout_s", 30.0)
     made = [

@@ -15,10 +15,11 @@ import pytest
 from ray.util.collective.backend_registry import _global_registry
 from ray.util.collective.types import RecvOptions, SendOptions
 
-from migration.transport import nccl_group, rendezvous
+from migration.transport import nccl_group
 from migration.transport.nccl_group import NcclPair
 from migration.transport.nccl_link import NcclLink, join
 from tests.migration import fake_cupy
+from tests.ray_store import replace_store
 
 SIZE = 1 << 16
 LONG_S, SHORT_S = 60.0, 0.3
@@ -28,15 +29,7 @@ LONG_S, SHORT_S = 60.0, 0.3
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
     """Ray's key-value store."""
-    kept: dict[bytes, bytes] = {}
-
-    def put(key: bytes, value: bytes, overwrite: bool, namespace: bytes) -> None:
-        kept[key] = value
-
-    monkeypatch.setattr(rendezvous, "_internal_kv_put", put)
-    monkeypatch.setattr(rendezvous, "_internal_kv_get", lambda key, namespace: kept.get(key))
-    monkeypatch.setattr(rendezvous, "_internal_kv_del", lambda key, namespace: kept.pop(key, None))
-    return kept
+    return replace_store(monkeypatch)
 
 
 @pytest.fixture

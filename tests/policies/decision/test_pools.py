@@ -75,6 +75,7 @@ def test_two_pools_decide_as_two_schedulers_do(
             assert placed == place(alone[pool].memory.pool(pool), new, now + 0.1)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.sampled_from(sorted(POLICIES)), HISTORIES, st.integers(0, 1 << 32))
 def test_arrivals_are_placed_on_any_pool_while_another_is_observed_or_decides(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,6 +109,7 @@ def test_prefills_get_replicas_where_they_lengthen_the_steps_of_many_tokens() ->
     assert set(short.counts) == {0} and short.why is PrefillReason.TIMES
 
 
+@pytest.mark.slow
 def test_number_is_the_best_by_prediction_and_changes_once_in_the_dwell_time_at_most() -> None:
     made = Auto()
     for rate, prompt, drawn in ((6, 10, DRAWN), (1, 1, FULL), (8, 10, DRAWN), (1, 1, FULL)):

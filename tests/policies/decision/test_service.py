@@ -212,6 +212,7 @@ def test_a_prompt_behind_others_is_predicted_to_wait_for_them() -> None:
     assert first is not None and both.ttft_p99_s is not None and both.ttft_p99_s > 1.8 * first
 
 
+@pytest.mark.slow
 def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
     def slack(limits: LiveLimits, level: ServiceLevel | None) -> int:
         made = Watcher(PoolMemory(Terms("pack", limits, service=level, speed=ReplicaSpeed(COSTS))))

@@ -82,6 +82,7 @@ THERE_AND_BACK = [
 """A request leaves a replica in the epoch in which another one may move there."""
 
 
+@pytest.mark.slow
 @every_policy
 @few
 @given(settings, histories, st.sampled_from([-1, 0]))

@@ -66,6 +66,7 @@ def test_a_run_that_fails_ends_the_others_and_raises() -> None:
         perform_all([endless, replace(RUN, policy="none")], 2, ignore)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_command(killed_by: signal.Signals) -> None:
     code = (

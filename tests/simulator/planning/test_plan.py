@@ -11,7 +11,7 @@ import pytest
 from simulator.command.options import plan_options
 from simulator.command.order import read_order
 from simulator.planning.__main__ import main
-from simulator.planning.cases import LEVEL, TITLES, Contender
+from simulator.planning.cases import LEVEL, ONE_BY_ONE, TITLES, Contender
 from simulator.planning.report import plan
 from simulator.planning.text import render_plan
 from tests.simulator.planning.make_example import PATH as EXAMPLE
@@ -28,6 +28,8 @@ def small_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.planning.cases.SLACKS", (0.0, 0.5))
     monkeypatch.setattr("simulator.planning.cases.STEPS", (2.0,))
     monkeypatch.setattr("simulator.planning.cases.FILLS", (0.25, 0.6, 0.85))
+    monkeypatch.setattr("simulator.planning.cases.ONE_BY_ONE", ONE_BY_ONE[:2])
+    monkeypatch.setattr("simulator.planning.perform.CUTS_S", (1.0,))
 
 
 @cache
@@ -40,6 +42,7 @@ def members(found: dict[str, Any], contender: Contender) -> list[dict[str, Any]]
     return [case for case in found["cases"] if case["contender"] == contender]
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_fewest_gpus_that_keep_the_level() -> None:
     found = planned(*EASY)
     used = [case["gpu_seconds"] for case in found["cases"]]
@@ -70,6 +73,7 @@ def test_every_case_is_bounded_by_the_cheapest_one_with_its_service() -> None:
         assert bound is None if case["hypothetical"] else bound <= case["gpu_seconds"]
 
 
+@pytest.mark.slow
 def test_a_level_that_no_case_keeps() -> None:
     found = planned("--ttft-p99", "0.1")
     assert found["fewest"] is None
@@ -97,6 +101,7 @@ def test_the_answer_is_a_table_and_sentences() -> None:
         assert contender is Contender.MELL or any(line.startswith(f"{TITLES[contender]}: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_machine_seconds_stand_beside_gpu_seconds_of_every_contender() -> None:
     found = planned(*EASY, "--gpus-per-machine", "2")
     for case in found["cases"]:
@@ -107,6 +112,7 @@ def test_machine_seconds_stand_beside_gpu_seconds_of_every_contender() -> None:
     assert all("machine_seconds" not in case for case in planned(*EASY)["cases"])
 
 
+@pytest.mark.slow
 def test_a_plan_of_service_classes_reports_each_with_its_level() -> None:
     classes = ("--class", "chat:rank=1,share=0.4,ttft_p99=40", "--class", "batch:rank=-1,share=0.4,ttft_p99=0.05")
     found = planned(*EASY, *classes)

@@ -161,6 +161,7 @@ def test_numbers_are_spread(least: int, most: int, found: list[int]) -> None:
     assert spread(least, most, 6) == found
 
 
+@pytest.mark.slow
 @given(
     arrivals=st.lists(
         st.tuples(st.floats(0.0, 60.0), st.integers(10, 400), st.integers(1, 60)), min_size=3, max_size=30

@@ -50,6 +50,7 @@ def test_every_request_of_the_window_is_answered_in_full(replayed: Replayed) -> 
     assert summary["tokens_per_chunk"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_report_is_drawn(tmp_path: Path) -> None:
     with serving(FakeEndpoint()) as url:
         assert main(arguments(tmp_path, url)) == 0

@@ -178,6 +178,7 @@ SWITCHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["load_balance", "mell_repaired"])
 def test_whatever_is_switched_on_every_request_ends_once(name: str) -> None:
     jobs = workload(3, 30.0)

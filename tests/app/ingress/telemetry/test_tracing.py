@@ -29,10 +29,12 @@ def imported(endpoint: str | None) -> list[str]:
     return run.stdout.split()
 
 
+@pytest.mark.slow
 def test_disabled_tracing_imports_nothing() -> None:
     assert imported(None) == []
 
 
+@pytest.mark.slow
 def test_enabled_tracing_imports_the_exporter() -> None:
     assert {"app.ingress.telemetry.spans", "opentelemetry.exporter.otlp"} <= set(imported("http://127.0.0.1:4317"))
 

@@ -141,6 +141,7 @@ def test_theorem_2_four_thirds_of_the_lower_bound(policy: Mell, traffic: Traffic
         assert least <= len(cluster.replicas) <= 4 / 3 * least + CONSTANT
 
 
+@pytest.mark.slow
 @both
 @unhurried
 @given(traffics)
