@@ -108,6 +108,11 @@ class WindowResult:
         """Mell's GPU-seconds as a multiple of the constant number's."""
         return None if self.constant is None else self.mell.gpu_seconds / self.constant.gpu_seconds
 
+    @property
+    def saved(self) -> float:
+        """The GPU-seconds that Mell saves against the constant number; below zero if it takes more."""
+        return 0.0 if self.constant is None else self.constant.gpu_seconds - self.mell.gpu_seconds
+
 
 def jobs_of(kind: WindowKind, seed: int, until_s: float) -> tuple[Job, ...]:
     """The requests of a window, by arrival. No prompt takes more than half a KV cache, and each request fits in one."""
@@ -160,7 +165,9 @@ def _served(name: str, run: PlanRun) -> Served:
 
 def render(results: Sequence[WindowResult]) -> str:
     """A table of the windows, and below it what they come to."""
-    rows = ["kind      seed  Mell GPU-s  TTFT p99  ITL p99  moves  level   constant  GPU-s  TTFT p99  ratio"]
+    rows = [
+        "kind      seed  Mell GPU-s  TTFT p99  ITL p99  moves  level   constant  GPU-s  TTFT p99  ratio  moves/saved"
+    ]
     for each in results:
         mell, constant = each.mell, each.constant
         row = (
@@ -172,6 +179,7 @@ def render(results: Sequence[WindowResult]) -> str:
         else:
             number = constant.name.removeprefix("constant ")
             row += f"  {number:>8}  {constant.gpu_seconds:>5,.0f}  {constant.ttft_s:>6.2f} s  {each.ratio:>5.2f}"
+            row += f"  {mell.moves / each.saved:>11.2f}" if each.saved > 0 else f"  {'-':>11}"
         rows.append(row)
     pairs = [(each.mell, each.constant) for each in results if each.constant is not None]
     if pairs:
@@ -181,6 +189,9 @@ def render(results: Sequence[WindowResult]) -> str:
             f"Mell keeps the level in {kept} of {len(pairs)} windows in which a constant number keeps it, "
             f"with {ratio:.2f} of the GPU-seconds of each window's best constant number."
         )
+        if (saved := sum(each.saved for each in results)) > 0:
+            moves = sum(mell.moves for mell, _ in pairs)
+            rows.append(f"It makes {moves:,} moves, {moves / saved:.2f} for each GPU-second that it saves.")
     return "\n".join(rows)
 
 

@@ -4,11 +4,11 @@ A replica that is opened now serves after `within_s` seconds. Requests that find
 to wait no longer than `wait_s`, so the demand that counts is the lowest of the `wait_s` seconds from then on.
 
 High demand tends to fall, since requests end, and low demand to rise: a line over the present demand predicts the later
-one. What the line missed in the past is the spread of the forecast. The time around its largest miss does not count: a
-burst that has come once, like the rise of a service that has just begun, is no evidence of another one, and replicas
-kept for it would stand idle for `WINDOW_S` seconds. Of a short past at most a half is left out, lest a young service
-has no spread and so no reserve. So steady traffic keeps little in reserve, and bursts that return keep in reserve what
-they lately needed.
+one. What the line missed in the past is the spread of the forecast. Its largest miss does not count, with the others
+within the time of a start and a wait, which are of the same rise: a burst that has come once, like the rise of a
+service that has just begun, is no evidence of another one, and replicas kept for it would stand idle for `WINDOW_S`
+seconds. Of a short past at most a half is left out, lest a young service has no spread and so no reserve. So steady
+traffic keeps little in reserve, and bursts that return keep in reserve what they lately needed.
 """
 
 from collections import deque
@@ -18,10 +18,8 @@ from statistics import fmean
 WINDOW_S = 1200.0
 """The time for which demand counts, in seconds. A longer one remembers bursts that are over, a shorter one forgets them
 between two."""
-APART_S = 150.0
-"""The time before and after the largest miss that belongs to the same rise, in seconds: a burst with its aftermath."""
 LEFT_OUT = 0.25
-"""The share of the past that `APART_S` may be at most."""
+"""The share of the past that is left out before the largest miss, and after it, at most."""
 GRID = 32
 """The number of samples within the time of a start."""
 
@@ -35,16 +33,18 @@ class Forecast:
         self._past: deque[tuple[float, int, int]] = deque()
         """(time, demand, later demand)."""
         self._present = 0
+        self._ahead_s = 0.0
+        """The time of a start and a wait."""
 
     def observe(self, now: float, tokens: int, within_s: float, wait_s: float = 0.0) -> None:
         """Add the demand at `now`. `within_s` and `wait_s` should change little from one call to the next."""
-        self._present = tokens
+        self._present, self._ahead_s = tokens, within_s + wait_s
         if not self._recent or now - self._recent[-1][0] >= within_s / GRID:
             self._recent.append((now, tokens))
         later = min((was for at, was in self._recent if at >= now - wait_s), default=tokens)
-        while self._recent[0][0] < now - within_s - wait_s:
+        while self._recent[0][0] < now - self._ahead_s:
             self._past.append((*self._recent.popleft(), min(later, tokens)))
-        while self._past and self._past[0][0] < now - WINDOW_S - within_s - wait_s:
+        while self._past and self._past[0][0] < now - WINDOW_S - self._ahead_s:
             self._past.popleft()
 
     def change(self, share: float) -> int:
@@ -61,7 +61,7 @@ class Forecast:
         slope = min(1.0, max(0.0, along / across)) if across else 1.0
         missed = [(later - later_mean - slope * (was - mean), at) for at, was, later in self._past]
         _, largest_s = max(missed)
-        apart_s = min(APART_S, LEFT_OUT * (self._past[-1][0] - self._past[0][0]))
+        apart_s = min(self._ahead_s, LEFT_OUT * (self._past[-1][0] - self._past[0][0]))
         again = sorted(tokens for tokens, at in missed if abs(at - largest_s) > apart_s)
         if not again:
             return 0

@@ -139,11 +139,11 @@ class Replica:
 
     @property
     def vacancy(self) -> int:
-        """The part of the capacity, in tokens, that is free once all moves away are over."""
-        room = self._unused
-        if self.speed is None:
-            return room
-        return min(room, int(self.capacity * (1 - self.speed.share(len(self.requests), self._grown))))
+        """The part of the capacity, in tokens, that is free once all moves away are over.
+
+        Without a limit of steps, the headroom is not: with one, a forecast of demand contains the growth of requests.
+        """
+        return self._unused if self.speed is None else self.capacity - self.demand_at(self.speed)
 
     def demand_at(self, speed: SpeedLimit | None) -> int:
         """The part of the capacity, in tokens, that the requests here take under a limit of steps."""

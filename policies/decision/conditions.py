@@ -37,8 +37,9 @@ def level_bounds(memory: PoolMemory, now: float) -> LevelBounds:
 def learn_risk(memory: PoolMemory, bounds: LevelBounds, now: float) -> None:
     """Adapt the probability with which demand may exceed its forecast to the requests that wait for too long."""
     ttft_s = None if bounds.speed is None else level_of(memory, now).ttft_p99_s
-    rate = memory.learned.experience.arrival_rate(now)
-    memory.learned.risk.observe(memory.locations.is_unstarted, ttft_s, rate, now)
+    experience = memory.learned.experience
+    rate = experience.arrival_rate(now)
+    memory.learned.risk.observe(memory.locations.is_unstarted, ttft_s, experience.startup_s, rate, now)
 
 
 def learn_demand(memory: PoolMemory, bounds: LevelBounds, limits: Limits, now: float) -> None:

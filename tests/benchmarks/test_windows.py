@@ -1,6 +1,7 @@
 """The command that serves windows: it plays, and its table says what the runs did."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,13 @@ def test_every_request_fits_a_replica_and_equal_seeds_give_equal_requests(name: 
 
 def test_the_table_compares_windows_that_a_constant_number_keeps() -> None:
     kept = Served("mell", 90.0, 1.0, 0.1, 3, 0, True)
-    missed = Served("mell", 50.0, 9.0, 0.1, 3, 0, False)
+    dearer = replace(kept, gpu_seconds=105.0)
+    missed = Served("mell", 50.0, 9.0, 0.1, 7, 0, False)
     constant = Served("constant 4", 100.0, 1.0, 0.1, 0, 0, True)
-    text = render([WindowResult("steady", 1, kept, constant), WindowResult("wave", 1, missed, None)])
-    assert "keeps the level in 1 of 1 windows" in text
-    assert "with 0.90 of" in text
+    results = [("steady", kept, constant), ("tiny", dearer, constant), ("wave", missed, None)]
+    text = render([WindowResult(kind, 1, mell, best) for kind, mell, best in results])
+    assert "keeps the level in 2 of 2 windows" in text
+    assert "with 0.97 of" in text
+    assert [row.split()[-1] for row in text.split("\n")[1:3]] == ["0.30", "-"]
+    assert "6 moves, 1.20 for each GPU-second" in text
     assert "none up to" in text

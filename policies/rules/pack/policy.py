@@ -30,7 +30,8 @@ class Pack:
 
     With a slack, which real clusters need since new replicas take time to start, each request goes to the replica in
     use with the most room instead. Replicas are then emptied only if the room left exceeds the slack by the factor
-    `plenty`, so that the next rise in demand does not open them again. Otherwise loads are evened out.
+    `plenty`, so that the next rise in demand does not open them again. Otherwise loads are evened out; not by a
+    forecast, since steps are then as fast as the service level wants them without it.
 
     There are no size classes. At the same number of replicas this policy makes fewer moves than the paper's (section
     VI): no move keeps a class pure or refills a hole; each one cures an overload or frees a replica.
@@ -88,7 +89,7 @@ class Pack:
         if may_close(cluster, times=self.plenty):
             if not is_starting(cluster):
                 drain(seeker, self.drain_moves, self.victims, self.plenty)
-        else:
+        elif cluster.conditions.forecast is None:
             even_out(cluster, self.evenness * cluster.capacity)
 
     def _seeker(self, cluster: Cluster, barred: Barred = NONE) -> Seeker:

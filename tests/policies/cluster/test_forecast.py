@@ -73,6 +73,13 @@ def test_a_rise_that_has_come_once_is_not_kept_in_reserve(first: int) -> None:
     assert max(observed(once, until).change(0.99) for until in range(first + 120, 900, 60)) < 100
 
 
+def test_a_rise_that_comes_again_soon_is_kept_in_reserve() -> None:
+    def twice(now: int) -> int:
+        return 5000 if 400 <= now < 410 or 500 <= now < 510 else 1000
+
+    assert observed(twice, 600).change(0.999) > 3000
+
+
 @pytest.mark.parametrize("until", [120, 180, 240, 300])
 def test_a_young_service_has_a_reserve_for_what_returns(until: int) -> None:
     def bursts(now: int) -> int:

@@ -5,6 +5,8 @@ import pytest
 from policies.cluster.capacity import close_idle, spare_capacity, total_demand
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import WINDOW_S, Demand
+from policies.cost.service import ReplicaSpeed, SpeedLimit
+from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import open_slack
 from policies.decision.limits import DemandHistory, Limits
 from policies.model import ReplicaState, Tokens
@@ -157,6 +159,14 @@ def test_room_is_spare_on_what_is_up_or_will_be(state: ReplicaState, spare: int)
 @pytest.mark.parametrize(("size", "spare"), [(70, 50), (71, 40)], ids=["C/8 or more", "less"])
 def test_room_is_spare_in_pieces_of(size: int, spare: int) -> None:
     assert spare_capacity(named(f"A: p40 | B: q{size}", capacity=80)) == spare
+
+
+@pytest.mark.parametrize(("limited", "spare"), [(False, 40), (True, 60)], ids=["the largest rise", "a forecast"])
+def test_headroom_is_spare_where_a_forecast_has_the_growth(limited: bool, spare: int) -> None:
+    cluster, speed = named("A: p20 q20"), SpeedLimit(ReplicaSpeed(StepCosts(proportional(0.001))))
+    impose(cluster, headroom=10, speed=speed if limited else None)
+    assert spare_capacity(cluster) == spare
+    assert spare_capacity(cluster) + total_demand(cluster) == (100 if limited else 80)
 
 
 def test_total_is_what_runs_and_what_waits() -> None:

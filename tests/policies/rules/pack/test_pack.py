@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.cluster.changes import Arrival
+from policies.cluster.changes import Arrival, Changes
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
@@ -154,6 +154,14 @@ def test_loads_are_evened_out_where_there_is_no_plenty() -> None:
     plan, outcome = decided("20 20 | 5", limits=Limits(slack=0.5))
     assert outcome == "20 | 5 20"
     assert [m.reason for m in plan.moves] == [Reason.BALANCE]
+
+
+@pytest.mark.parametrize(("forecast", "expected"), [(None, "20 | 5 20"), (100, "20 20 | 5")])
+def test_by_a_forecast_no_loads_are_evened_out(forecast: int | None, expected: str) -> None:
+    cluster = drawn("20 20 | 5")
+    impose(cluster, slack=100, forecast=forecast)
+    PACK.rebalance(cluster, Changes())
+    assert shown(cluster) == expected
 
 
 def test_a_budget_of_moves_is_kept() -> None:
