@@ -1,8 +1,4 @@
-"""Deaths of processes, which cost clients a pause but no stream. These tests come late: new engines take time.
-
-MELL_TEST_LONG adds most: paced replicas die all at once and stand still in `test_4_closed_loop`, and one engine core
-dies in `test_7_differential`.
-"""
+"""Deaths of processes, which cost clients a pause but no stream. These tests come late: new engines take time."""
 
 import asyncio
 import os
@@ -14,7 +10,7 @@ import pytest
 
 from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.table import command_line
-from tests.counts import LONG_ONLY
+from tests.counts import LONG
 from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.faults import Fault
@@ -120,8 +116,20 @@ async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_i
         await lost_and_replaced(client, target)
 
 
-@LONG_ONLY
-@pytest.mark.parametrize("victim", ["engine core", "worker", "fork server", "engine core that stands still"])
+ELSEWHERE = pytest.mark.skipif(
+    not LONG, reason="other tests kill all cores, a split worker, and a fork server; a paced replica stands still"
+)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("engine core", marks=ELSEWHERE),
+        pytest.param("worker", marks=ELSEWHERE),
+        pytest.param("fork server", marks=ELSEWHERE),
+        pytest.param("engine core that stands still", marks=ELSEWHERE),
+    ],
+)
 async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)
@@ -140,8 +148,9 @@ async def test_streams_survive_the_death_of_each_process(application: Applicatio
         await lost_and_replaced(client, doomed)
 
 
-@LONG_ONLY
-@pytest.mark.parametrize("victims", ["engine cores", "workers", "replicas"])
+@pytest.mark.parametrize(
+    "victims", ["engine cores", pytest.param("workers", marks=ELSEWHERE), pytest.param("replicas", marks=ELSEWHERE)]
+)
 async def test_streams_and_new_calls_survive_the_death_of_all_at_once(application: Application, victims: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victims)

@@ -291,17 +291,6 @@ async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: A
         assert set(before) <= set(await until(client, lambda now: len(now) >= 2))
 
 
-async def test_streams_and_new_calls_survive_the_death_of_all_replicas_at_once(paced: Application) -> None:
-    async with begun(paced) as (client, streams):
-        dead = await two(client, streams)
-        for replica in await client.running():
-            os.kill(replica["pids"][0], signal.SIGKILL)
-        await streams.start(1, LONG, name="new")
-        await streams.go_on(20)
-        await streams.check()
-        assert not set(dead) & set(await until(client, lambda now: sum(now.values()) == 5))
-
-
 async def test_new_bounds_open_and_stop_replicas_beside_streams(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         state = await client.state()
