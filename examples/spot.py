@@ -6,31 +6,11 @@ python examples/spot.py /run/preempted      (where that file can be written)
 
 import argparse
 import asyncio
-import json
 from collections import Counter
 from pathlib import Path
 
 import httpx
-
-
-async def stream(client: httpx.AsyncClient, number: int, tokens: int) -> bool:
-    """One answer of so many tokens. True if its stream is whole."""
-    body = {
-        "prompt": f"Story {number}: once upon a time",
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    counted = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line == "data: [DONE]":
-                return counted == tokens
-            if line.startswith("data: ") and (usage := json.loads(line.removeprefix("data: ")).get("usage")):
-                counted = usage["completion_tokens"]
-    return False
+from burst import stream
 
 
 async def running(client: httpx.AsyncClient) -> Counter[str]:
