@@ -228,7 +228,6 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         service_classes=settings.scheduler.service_classes,
         tenancy=_tenancy(settings),
         has_level=_scheduler_config(settings).terms.has_level,
-        deadlines_s=settings.deadlines_s,
     )
 
 

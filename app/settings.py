@@ -572,16 +572,6 @@ class Settings(SettingsSection):
         self._check_disaggregation()
         return self
 
-    @property
-    def deadlines_s(self) -> dict[str, float]:
-        """The times by service class, in seconds, after which a first token is too late for `ingress.refuse_late`."""
-        classes, factor = self.scheduler.service_classes, self.ingress.refuse_late
-        if factor is None:
-            return {}
-        levels = {name: classes.levels.get(name, self.scheduler.slo.level) for name in classes.names}
-        found = {name: level.ttft_p99_s for name, level in levels.items() if level is not None}
-        return {name: factor * ttft_s for name, ttft_s in found.items() if ttft_s is not None}
-
     def _check_service(self) -> None:
         """Raise ValueError for a level of the pool or of a class that no paced engine meets, even with one request."""
         levels = {"slo": self.scheduler.slo.level}
@@ -652,7 +642,8 @@ class Settings(SettingsSection):
             check_classes(KeyFile(ingress.api_keys_file).read(), classes.names, ingress.api_keys_file)
         if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
             raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
-        if ingress.refuse_late is not None and not self.deadlines_s:
+        levels = [self.scheduler.slo.level, *classes.levels.values()]
+        if ingress.refuse_late is not None and not any(level and level.ttft_p99_s for level in levels):
             raise ValueError("ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too")
 
     def _check_adapters(self) -> None:

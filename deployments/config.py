@@ -313,7 +313,8 @@ class SchedulerSettings(SettingsSection):
     )
     slo: ServiceLevelSettings = Field(
         default_factory=ServiceLevelSettings,
-        description="Service level that decides when a replica is full, and what is kept free.",
+        description="Service level that decides when a replica is full, and what is kept free. `mell level` "
+        "changes it at run time.",
     )
     classes: dict[str, ServiceClassSettings] = Field(
         default_factory=dict,

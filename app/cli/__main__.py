@@ -27,6 +27,7 @@ from app.client.api import check_url
 from app.versions import VERSION
 from app.vllm_cli.help import short_help
 from migration.protocol.messages import PathRequest
+from policies.precedence import DEFAULT_CLASS
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -277,6 +278,25 @@ def bounds(
     """
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         orders.set_bounds(endpoint, terminal, least, most)
+
+
+@app.command()
+def level(
+    ttft_p99: Annotated[
+        float | None, typer.Option(metavar="S", help="Longest time to a first token, in seconds.")
+    ] = None,
+    itl_p99: Annotated[float | None, typer.Option(metavar="MS", help="Longest time between tokens, in ms.")] = None,
+    service_class: Annotated[str, typer.Option("--class", help="The service class.")] = DEFAULT_CLASS,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Set the service level of a class, for 99 % of its requests and tokens, without a restart.
+
+    It holds until Serve ends, or a configuration with other levels is applied.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.set_level(endpoint, terminal, service_class, ttft_p99, itl_p99)
 
 
 @cache.command()

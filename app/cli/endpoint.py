@@ -90,6 +90,10 @@ class MellEndpoint:
         """Set the bounds on the number of replicas; the answer."""
         return self._wait(self._mell.set_bounds(least, most), ordered=True)
 
+    def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None) -> dict[str, Any]:
+        """Set the service level of a class; the answer."""
+        return self._wait(self._mell.set_level(service_class, ttft_p99_s, itl_p99_ms), ordered=True)
+
     def match(self, prompt: Mapping[str, Any]) -> tuple[MatchDocument, dict[str, Any]]:
         """`/mell/cache/match` for a body of it, as a value and as the document."""
         document = self._wait(self._mell.match(prompt), ordered=True)

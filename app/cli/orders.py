@@ -157,3 +157,14 @@ def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int
     answer = endpoint.set_bounds(least, most)
     terminal.show(f"at least {plural(least, 'replica')}, at most {most}")
     terminal.write(answer)
+
+
+def set_level(
+    endpoint: MellEndpoint, terminal: Terminal, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None
+) -> None:
+    """Set the service level of a class."""
+    answer = endpoint.set_level(service_class, ttft_p99_s, itl_p99_ms)
+    first = [] if ttft_p99_s is None else [f"first tokens within {ttft_p99_s:g} s"]
+    others = [] if itl_p99_ms is None else [f"others within {itl_p99_ms:g} ms"]
+    terminal.show(f"class {service_class}: {', '.join(first + others)}, for 99 %")
+    terminal.write(answer)

@@ -141,6 +141,12 @@ class ApiClient:
         order = {"min_replicas": least, "max_replicas": most}
         return await self._call("POST", "/mell/bounds", _object, order)
 
+    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None) -> dict[str, Any]:
+        """`POST /mell/level`: the answer."""
+        times = {"ttft_p99_s": ttft_p99_s, "itl_p99_ms": itl_p99_ms}
+        order = {"class": service_class} | {name: time for name, time in times.items() if time is not None}
+        return await self._call("POST", "/mell/level", _object, order)
+
     async def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
         """Set a replica's role, or with None have Mell assign it again; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/role", _object, {"role": role})

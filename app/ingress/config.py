@@ -3,8 +3,6 @@
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
-
 from app.ingress.access.keys import ApiKey
 from app.settings import IngressSettings, served_names
 from policies.precedence import NO_CLASSES, ServiceClasses
@@ -24,7 +22,7 @@ class IngressConfig(IngressSettings):
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
     `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `service_classes` are the
     scheduler's. `tenancy`: the calls that share cached KV. `has_level`: the scheduler compares the times that clients
-    get with a service level. `deadlines_s` are the times by class after which a first token is too late.
+    get with a service level.
     """
 
     model_id: str
@@ -39,7 +37,6 @@ class IngressConfig(IngressSettings):
     service_classes: ServiceClasses = NO_CLASSES
     tenancy: Tenancy = Tenancy.ALL
     has_level: bool = False
-    deadlines_s: dict[str, float] = Field(default_factory=dict)
 
     @property
     def model_names(self) -> frozenset[str]:

@@ -105,7 +105,7 @@ class IngressBackend:
         placer = Placer(self._scheduler, pool, self._membership, config.place_timeout_s)
         self._placer = placer
         chooser = ClassChooser(config.service_classes, config.service_tiers)
-        deadlines = FirstTokenDeadlines(config.deadlines_s, placer.soonest_s)
+        deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
         self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
         self.draining = Draining(lambda: self.gate.running)
         self.streams = Streams(
@@ -232,6 +232,12 @@ class IngressBackend:
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))
+
+    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
+        """See `Backend.set_level`."""
+        return await self._order(
+            lambda scheduler: scheduler.set_level(self._pool, service_class, ttft_p99_s, itl_p99_s)
+        )
 
     async def set_bounds(self, least: int, most: int) -> MoveAnswer:
         """See `Backend.set_bounds`."""

@@ -284,6 +284,12 @@ class OperatorApi(Protocol):
         """Set the bounds on the number of replicas, until other ones are configured."""
         ...
 
+    async def set_level(
+        self, pool: PoolId, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None
+    ) -> MoveAnswer:
+        """Set a class's service level, until other levels are configured. What is None stays the same."""
+        ...
+
     async def match(self, pool: PoolId, arrival: Arrival) -> dict[str, Any]:
         """`/mell/cache/match`: the placement that the arrival would get now. Nothing is placed or promised."""
         ...

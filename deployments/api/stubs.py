@@ -356,6 +356,12 @@ class SchedulerStub:
         """See `OperatorApi.set_bounds`."""
         return await self._call(SchedulerApi.set_bounds, pool, least, most)
 
+    async def set_level(
+        self, pool: PoolId, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None
+    ) -> MoveAnswer:
+        """See `OperatorApi.set_level`."""
+        return await self._call(SchedulerApi.set_level, pool, service_class, ttft_p99_s, itl_p99_s)
+
     async def match(self, pool: PoolId, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""
         return await self._call(SchedulerApi.match, pool, arrival)

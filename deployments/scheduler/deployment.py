@@ -32,8 +32,10 @@ from deployments.scheduler.pool_scheduler import PoolPorts, PoolScheduler
 from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.scaler import ServeScaler
 from deployments.serve.environment import check_environment
+from deployments.serve.levels import ServeLevelStore
 from deployments.serve.membership import ServeMembership
 from deployments.serve.modes import ModeStore, ServeModeStore
+from deployments.serve.retirement import generation
 from deployments.serve.roles import ServeRoleStore
 from deployments.serve.routing import own_app, own_id
 from migration import ray_store
@@ -100,7 +102,7 @@ class LiveScheduler:
             lambda: self._ordered.mode,
         )
         for pool in self._pools.values():
-            pool.restore_roles()
+            pool.restore_orders()
 
     async def run(self) -> None:
         """Run epochs, from Serve's first lists of the replicas until a newer scheduler has replaced this one."""
@@ -206,6 +208,12 @@ class LiveScheduler:
         """See `OperatorApi.set_bounds`."""
         return self._pools[pool].set_bounds(least, most)
 
+    async def set_level(
+        self, pool: PoolId, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None
+    ) -> MoveAnswer:
+        """See `OperatorApi.set_level`."""
+        return await self._pools[pool].set_level(service_class, ttft_p99_s, itl_p99_s)
+
     async def match(self, pool: PoolId, arrival: Arrival) -> dict[str, Any]:
         """See `OperatorApi.match`."""
         await self._epochs.ready.wait()
@@ -239,7 +247,8 @@ class EpochScheduler(LiveScheduler):
         listing = ServeListing(app, pool, config.report_timeout_s)
         telemetry = Telemetry(pool)
         scaler = ServeScaler(app, pool, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
-        return PoolPorts(pool, replicas, membership, listing, scaler, ServeRoleStore(app, pool), telemetry)
+        stores = ServeRoleStore(app, pool), ServeLevelStore(app, pool, generation())
+        return PoolPorts(pool, replicas, membership, listing, scaler, *stores, telemetry)
 
     async def check_health(self) -> None:
         """Raise `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""

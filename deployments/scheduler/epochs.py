@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from deployments.api.calls import PlaceCall
@@ -12,6 +12,7 @@ from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recorder import Recorder
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
+from policies.cost.service import ServiceLevel
 from policies.decision.breaker import Pair
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import awaits_prefills, set_role
@@ -20,7 +21,7 @@ from policies.decision.level.service import service_report
 from policies.decision.limits import Mode
 from policies.decision.observation import Observation
 from policies.decision.placement import Decision
-from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
+from policies.decision.recording import Entry, Epoch, LevelsOrdered, ModeOrdered, Ordered, PlacedCall, RoleOrdered
 from policies.model import PoolId, ReplicaId, Role
 from policies.plan import Move
 
@@ -153,14 +154,26 @@ class Epochs:
         set_role(self._memory.pool(pool), replica, role)
         self.hurry()
 
+    async def set_levels(self, pool: PoolId, levels: Mapping[str, ServiceLevel]) -> None:
+        """Keep other levels from now on. Waits for the end of the epoch under way, which keeps those of before."""
+        async with self._deciding:
+            self.begin_levels(pool, levels)
+        self.hurry()
+
+    def begin_levels(self, pool: PoolId, levels: Mapping[str, ServiceLevel]) -> None:
+        """Keep other levels, between two epochs."""
+        log.info("service levels %s", dict(levels))
+        self._note(LevelsOrdered(self._clock(), levels, 0, pool))
+        self._memory.pool(pool).set_levels(levels)
+
     # --- inside ---------------------------------------------------------------------------------------
 
     def _restart(self) -> None:
         """Have the next observation be a snapshot, after an epoch that has not ended."""
         for pool in self._pools:
             pool.roster.restart()
-        # A snapshot has what was placed and ordered before; roles and modes are in no report.
-        kept = (entry for entry in self._entries if isinstance(entry, RoleOrdered | ModeOrdered))
+        # A snapshot has what was placed and ordered before; roles, modes and levels are in no report.
+        kept = (entry for entry in self._entries if isinstance(entry, RoleOrdered | ModeOrdered | LevelsOrdered))
         self._entries = [replace(entry, slices=0) for entry in kept]
 
     def _follow_mode(self) -> None:

@@ -19,6 +19,7 @@ from deployments.scheduler.listing import Listing
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
+from deployments.serve.levels import LevelStore
 from deployments.serve.membership import Membership
 from deployments.serve.roles import RoleStore
 from migration.protocol.errors import MigrationError, PeerLost
@@ -30,6 +31,7 @@ from migration.run.source import Order
 from policies.bounds import least_replicas
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
+from policies.cost.service import ServiceLevel
 from policies.decision.deciding import match_prompt, placing_order, preview
 from policies.decision.disaggregation.prefills import prefill_report
 from policies.decision.disaggregation.roles import barred_by_role
@@ -69,6 +71,7 @@ class PoolPorts:
     listing: Listing
     scaler: Scaler
     roles: RoleStore
+    levels: LevelStore
     telemetry: Telemetry
 
 
@@ -96,6 +99,8 @@ class PoolScheduler:
         self._listing = listing = ports.listing
         self._scaler = ports.scaler
         self._role_store = ports.roles
+        self._level_store = ports.levels
+        self._configured_levels = config.terms.levels
         self._memory = memory
         self._telemetry = ports.telemetry
         self._clock = clock
@@ -125,10 +130,13 @@ class PoolScheduler:
         """Wait for Serve's first list of the pool's replicas."""
         await self._membership.listed.wait()
 
-    def restore_roles(self) -> None:
-        """Set the roles that operators have set before this scheduler began."""
+    def restore_orders(self) -> None:
+        """Set the roles and the levels that operators have set before this scheduler began."""
         for replica, role in self._role_store.read().items():
             self._epochs().set_role(self.id, replica, role)
+        levels = self._level_store.read(self._configured_levels)
+        if levels != self._configured_levels:
+            self._epochs().begin_levels(self.id, levels)
 
     def close(self) -> None:
         """Stop gathering."""
@@ -189,7 +197,8 @@ class PoolScheduler:
 
     def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
-        return placing_view(self._memory.cluster, replica_speed(self._memory), self._naming())
+        memory = self._memory
+        return placing_view(memory.cluster, replica_speed(memory), self._naming(), memory.terms.ttft_s)
 
     def _naming(self) -> Naming | str:
         """The naming of blocks that all replicas with a mirror have, or the reason why there is none."""
@@ -380,6 +389,21 @@ class PoolScheduler:
         by_hand, running = self._memory.learned.roles_by_hand, self._roster.statuses
         self._role_store.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
         return MoveAccepted(replica)
+
+    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
+        """See `OperatorApi.set_level`."""
+        levels = self._memory.terms.levels
+        if (level := levels.get(service_class)) is None:
+            message = f"no level is configured for the class {service_class!r}"
+            return MoveRejected(422, message, {"classes": list(levels)})
+        changed = ServiceLevel(
+            level.ttft_p99_s if ttft_p99_s is None else ttft_p99_s,
+            level.itl_p99_s if itl_p99_s is None else itl_p99_s,
+        )
+        ordered = {**levels, service_class: changed}
+        self._level_store.write(self._configured_levels, ordered)
+        await self._epochs().set_levels(self.id, ordered)
+        return MoveAccepted(self.id)
 
     def set_bounds(self, least: int, most: int) -> MoveAnswer:
         """See `OperatorApi.set_bounds`."""

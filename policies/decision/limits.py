@@ -1,5 +1,6 @@
 """Bounds on decisions under any policy: moves per epoch and per request, and the capacity that stays free."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -8,7 +9,7 @@ from policies.cluster.supply import Demand
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
 from policies.paths.estimates import Boundaries
-from policies.precedence import NO_CLASSES, ServiceClasses
+from policies.precedence import DEFAULT_CLASS, NO_CLASSES, ServiceClasses
 from policies.prefix.routing import Routing
 
 
@@ -168,6 +169,28 @@ class Terms:
     def has_level(self) -> bool:
         """True if there is a service level, of the pool or of a class."""
         return self.service is not None or bool(self.classes.levels)
+
+    @property
+    def levels(self) -> Mapping[str, ServiceLevel]:
+        """The levels by service class; that of the default class is the pool's."""
+        pool = {} if self.service is None else {DEFAULT_CLASS: self.service}
+        return {**pool, **self.classes.levels}
+
+    @property
+    def ttft_s(self) -> Mapping[str, float]:
+        """The longest times to a first token by class, in seconds. Classes without a level have the pool's."""
+        levels, pool = self.levels, self.service or ServiceLevel()
+        found = {name: levels.get(name, pool).ttft_p99_s for name in self.classes.names}
+        return {name: ttft_s for name, ttft_s in found.items() if ttft_s is not None}
+
+    def with_levels(self, levels: Mapping[str, ServiceLevel]) -> "Terms":
+        """The terms with other levels of the classes that have one."""
+        classes = {
+            name: each if each.level is None else replace(each, level=levels[name])
+            for name, each in self.classes.by_name.items()
+        }
+        service = None if self.service is None else levels[DEFAULT_CLASS]
+        return replace(self, service=service, classes=replace(self.classes, by_name=classes))
 
     @property
     def is_ideal(self) -> bool:

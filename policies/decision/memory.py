@@ -5,7 +5,7 @@ follows from the newest reports, moves and placements: whatever an epoch leaves 
 it anew (`PoolMemory.observe` with a whole report).
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -15,6 +15,7 @@ from policies.cluster.changes import Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.cost.fit import NO_STEPS
 from policies.cost.lines import Line
+from policies.cost.service import ServiceLevel
 from policies.decision import slices
 from policies.decision.learned import Learned
 from policies.decision.level.scaling import Scaled
@@ -61,6 +62,10 @@ class PoolMemory:
         """Use plans in this way from the next epoch on."""
         self.terms = replace(self.terms, mode=mode)
         self.scaled = None
+
+    def set_levels(self, levels: Mapping[str, ServiceLevel]) -> None:
+        """Keep these levels from the next epoch on, of the classes that have one."""
+        self.terms = self.terms.with_levels(levels)
 
     def add_placement(self, request_id: RequestId, placed: Placed, cached: Tokens = Tokens(0)) -> None:
         """Add the placement of an arrival, or of a request that a replica has lost or refused.

@@ -82,20 +82,25 @@ _NO_VIEW = "this ingress has not yet heard from the scheduler, which knows the n
 class PlacingView:
     """The scheduler's view of the running replicas, and their step times, None before these are known.
 
-    `naming` is their engines' naming of KV blocks, or the reason why they have none in common.
+    `naming` is their engines' naming of KV blocks, or the reason why they have none in common. `ttft_s` are the longest
+    times to a first token that the service level allows, in seconds, by class.
     """
 
     replicas: Mapping[ReplicaId, ReplicaView] = field(default_factory=dict)
     speed: ReplicaSpeed | None = None
     naming: Naming | str = _NO_VIEW
+    ttft_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def placing_view(cluster: Cluster, speed: ReplicaSpeed | None, naming: Naming | str) -> PlacingView:
+def placing_view(
+    cluster: Cluster, speed: ReplicaSpeed | None, naming: Naming | str, ttft_s: Mapping[str, float]
+) -> PlacingView:
     """The view of the cluster, placements since the last reports included."""
     return PlacingView(
         {r.id: ReplicaView(Tokens(max(0, r.free)), len(r.requests), r.load, r.backlog) for r in cluster.running()},
         speed,
         naming,
+        ttft_s,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from policies.cluster.changes import Arrival
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Mode, Terms
 from policies.decision.observation import Observation
 from policies.model import SOLE_POOL, PoolId, ReplicaId, RequestId, Role
@@ -59,7 +60,17 @@ class ModeOrdered:
     slices: int = 0
 
 
-Entry = PlacedCall | Ordered | RoleOrdered | ModeOrdered
+@dataclass(frozen=True, slots=True)
+class LevelsOrdered:
+    """Other service levels of a pool by class, from the time `at` on. See `Epoch`."""
+
+    at: float
+    levels: Mapping[str, ServiceLevel]
+    slices: int = 0
+    pool: PoolId = SOLE_POOL
+
+
+Entry = PlacedCall | Ordered | RoleOrdered | ModeOrdered | LevelsOrdered
 """A call to the decision between two epochs, or during one."""
 
 

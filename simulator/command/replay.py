@@ -7,7 +7,7 @@ from typing import assert_never
 
 from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.disaggregation.roles import set_role
-from policies.decision.recording import Entry, Epoch, ModeOrdered, Ordered, PlacedCall, RoleOrdered
+from policies.decision.recording import Entry, Epoch, LevelsOrdered, ModeOrdered, Ordered, PlacedCall, RoleOrdered
 from policies.decision.slices import finish
 from simulator.errors import BadInput
 from simulator.workload.recording import read_recording
@@ -68,6 +68,8 @@ def _enter(memory: SchedulerMemory, entry: Entry) -> None:
             set_role(memory.pool(entry.pool), entry.replica, entry.role)
         case ModeOrdered():
             memory.set_mode(entry.mode)
+        case LevelsOrdered():
+            memory.pool(entry.pool).set_levels(entry.levels)
         case _:
             assert_never(entry)
 

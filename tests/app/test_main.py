@@ -372,14 +372,6 @@ def test_the_ingress_gets_its_limits() -> None:
     assert (config.api_keys_file, config.api_keys) == (None, ())
 
 
-def test_the_ingress_gets_the_deadlines_of_first_tokens() -> None:
-    classes = {"chat": {"ttft_p99_s": 1.0}, "flex": {}, "batch": {"itl_p99_ms": 900.0}}
-    scheduler = {"slo": {"ttft_p99_s": 3.0}, "classes": classes}
-    made = deployments({"ingress": {"refuse_late": 2.0}, "scheduler": scheduler})["Ingress"].init_args[0]
-    assert made.deadlines_s == {"default": 6.0, "chat": 2.0, "flex": 6.0}, "the level of batch is its own"
-    assert deployments({"scheduler": scheduler})["Ingress"].init_args[0].deadlines_s == {}
-
-
 def test_the_ingress_gets_its_log_and_trace_settings() -> None:
     collector = "http://127.0.0.1:4317"
     config = ingress_config(log_text=True, otlp_traces_endpoint=collector)

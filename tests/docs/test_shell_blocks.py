@@ -20,6 +20,7 @@ from app.ingress.http.orders import (
     CopyPrompt,
     DrainOrder,
     DropOrder,
+    LevelOrder,
     LoadAdapter,
     MatchOrder,
     ModeRequest,
@@ -58,6 +59,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/replicas/REPLICA/role": RoleOrder,
     "/mell/mode": ModeRequest,
     "/mell/bounds": BoundsOrder,
+    "/mell/level": LevelOrder,
     "/mell/ingress/drain": DrainOrder,
     "/mell/nodes/NODE/drain": NodeDrainOrder,
 }

@@ -324,12 +324,15 @@ async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: A
     async with begun(paced) as (client, streams):
         before = await two(client, streams)
         fence = (await client.state())["fence"]
+        assert (await client.http.post("/mell/level", json={"ttft_p99_s": 29.0})).status_code == 200
         process("ServeReplica:mell:Scheduler").kill()
 
         async def back() -> bool:
             return bool((await client.state())["fence"] > fence)
 
         await eventually(back, 60)
+        assert (await client.state())["service"]["target"]["ttft_p99_s"] == 29.0, "an operator's level stays"
+        assert (await client.http.post("/mell/level", json={"ttft_p99_s": 30.0})).status_code == 200
         # On a slow machine, the streams have meanwhile grown beyond two replicas.
         assert (await client.state())["wanted_replicas"] >= 2
         assert set(before) <= set(await replicas(client))

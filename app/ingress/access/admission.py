@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,17 +24,22 @@ log = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenDeadlines:
-    """Refuses requests whose first token would be late: `by_class` are the longest times to it, in seconds, and
-    `soonest_s` the time to one that begins now. Classes without a deadline are never refused.
+    """Refuses requests whose first token would come later than `factor` times what the service level allows; None:
+    refuses none. `ttft_s` are the level's times by class, in seconds, and `soonest_s` is the time to a first token that
+    begins now. Classes without a level are never refused.
     """
 
-    by_class: Mapping[str, float] = field(default_factory=dict)
+    factor: float | None = None
+    ttft_s: Callable[[], Mapping[str, float]] = dict
     soonest_s: Callable[[], float] = lambda: 0.0
 
     def check(self, service_class: str) -> None:
         """Raises ApiError 503, with the time until a request would be in time."""
-        deadline_s = self.by_class.get(service_class)
-        if deadline_s is not None and (late_s := self.soonest_s() - deadline_s) > 0:
+        ttft_s = None if self.factor is None else self.ttft_s().get(service_class)
+        if self.factor is None or ttft_s is None:
+            return
+        deadline_s = self.factor * ttft_s
+        if (late_s := self.soonest_s() - deadline_s) > 0:
             message = f"the first token would come later than {deadline_s:g} s; try again"
             raise _saturated(message, max(RETRY_S, late_s))
 

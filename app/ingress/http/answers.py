@@ -285,6 +285,14 @@ class BoundsSet(Described):
     max_replicas: int
 
 
+class LevelSet(Described):
+    """The order for a service level."""
+
+    service_class: str = Field(alias="class", description="The service class.")
+    ttft_p99_s: float | None = Field(description="Seconds; `null`: as before.")
+    itl_p99_ms: float | None = Field(description="Milliseconds; `null`: as before.")
+
+
 class RoleSet(Described):
     """The role that an operator has set for a replica."""
 

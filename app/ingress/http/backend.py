@@ -75,6 +75,10 @@ class ControlBackend(Protocol):
         """Set the scheduler's mode, until the application is deployed again."""
         ...
 
+    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
+        """Set a class's service level. What is None stays the same."""
+        ...
+
     async def set_bounds(self, least: int, most: int) -> MoveAnswer:
         """Set the bounds on the number of replicas."""
         ...

@@ -24,6 +24,7 @@ from app.ingress.http.answers import (
     DrainStarted,
     Dropped,
     IngressDrain,
+    LevelSet,
     Match,
     Migrations,
     Modes,
@@ -53,6 +54,7 @@ from app.ingress.http.orders import (
     CopyPrompt,
     DrainOrder,
     DropOrder,
+    LevelOrder,
     LoadAdapter,
     MatchOrder,
     ModeRequest,
@@ -386,6 +388,26 @@ async def set_bounds(backend: Backend, order: BoundsOrder) -> BoundsSet:
     """
     _accepted(await backend.set_bounds(order.min_replicas, order.max_replicas))
     return BoundsSet(min_replicas=order.min_replicas, max_replicas=order.max_replicas)
+
+
+@operators.post(
+    "/mell/level",
+    response_description="The next epoch keeps the level.",
+    responses=refusals(*READING, 422, 503),
+)
+async def set_level(backend: Backend, order: LevelOrder) -> LevelSet:
+    """Set the service level of a class.
+
+    It counts until Serve ends, or a configuration with other levels is applied.
+
+    Refused:
+
+    - No level is configured for the class (422).
+    - The scheduler is away (503).
+    """
+    itl_s = None if order.itl_p99_ms is None else order.itl_p99_ms / 1e3
+    _accepted(await backend.set_level(order.service_class, order.ttft_p99_s, itl_s))
+    return LevelSet.model_validate(order.model_dump(by_alias=True))
 
 
 @operators.post(

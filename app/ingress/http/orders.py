@@ -10,6 +10,7 @@ from app.ingress.errors import ApiError
 from migration.protocol.messages import PathRequest
 from policies.decision.limits import Mode
 from policies.model import Role
+from policies.precedence import DEFAULT_CLASS
 
 
 class OrderBody(BaseModel, extra="forbid", strict=True):
@@ -53,6 +54,24 @@ class BoundsOrder(OrderBody, json_schema_extra={"examples": [{"min_replicas": 2,
     def _ordered(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError("min_replicas is above max_replicas")
+        return self
+
+
+class LevelOrder(OrderBody, json_schema_extra={"examples": [{"ttft_p99_s": 1.5}]}):
+    """Body of POST /mell/level. At least one time is given; the other one stays the same."""
+
+    service_class: str = Field(DEFAULT_CLASS, alias="class", description="The service class.")
+    ttft_p99_s: float | None = Field(
+        None, gt=0, description="Longest time to the first token of 99 % of the requests, in seconds."
+    )
+    itl_p99_ms: float | None = Field(
+        None, gt=0, description="Longest time between two tokens of a stream, for 99 % of them, in milliseconds."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_time(self) -> Self:
+        if self.ttft_p99_s is None and self.itl_p99_ms is None:
+            raise ValueError("give ttft_p99_s, itl_p99_ms or both")
         return self
 
 

@@ -56,6 +56,8 @@ class Placer:
         view = PlacingView()
         self._alone = PlacingAlone(view, clock())
         self._naming = view.naming
+        self.ttft_s = view.ttft_s
+        """The longest times to a first token that the service level allows, by class, in the newest view."""
         self._contents: dict[RequestId, PromptContent] = {}
         self._placed: dict[RequestId, Place] = {}
         """The scheduler's placements until they are submitted."""
@@ -108,7 +110,7 @@ class Placer:
         with contextlib.suppress(Exception):
             view = await self._scheduler.within(self._place_timeout_s).view(self.pool)
             self._alone = PlacingAlone(view, self._clock())
-            self._naming = view.naming
+            self._naming, self.ttft_s = view.naming, view.ttft_s
 
     async def _ask(self, call: PlaceCall) -> ReplicaId | None:
         try:

@@ -46,8 +46,9 @@ class FakeMell:
                 Route("/mell/nodes/{node}/drain", self._drain_node, methods=["POST"]),
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
                 Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
-                Route("/mell/mode", self._set_mode, methods=["POST"]),
-                Route("/mell/bounds", self._set_bounds, methods=["POST"]),
+                Route("/mell/mode", self._echo, methods=["POST"]),
+                Route("/mell/bounds", self._echo, methods=["POST"]),
+                Route("/mell/level", self._echo, methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
                 Route("/mell/cache/copy", self._copy, methods=["POST"]),
                 Route("/mell/cache/pin", self._pin, methods=["POST"]),
@@ -76,11 +77,7 @@ class FakeMell:
     def _mode(self) -> dict[str, Any]:
         return {name: self.state[name] for name in ("mode", "configured_mode")}
 
-    async def _set_mode(self, request: Request) -> Response:
-        self.orders.append(order := await request.json())
-        return self._refused(request) or JSONResponse(order)
-
-    async def _set_bounds(self, request: Request) -> Response:
+    async def _echo(self, request: Request) -> Response:
         self.orders.append(order := await request.json())
         return self._refused(request) or JSONResponse(order)
 

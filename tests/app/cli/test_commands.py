@@ -114,6 +114,16 @@ def test_an_order_sets_the_bounds(at: Mell, mell: FakeMell) -> None:
     assert mell.orders == [order, order] and at("bounds", "few", "3").exit_code == 2
 
 
+def test_an_order_sets_a_level(at: Mell, mell: FakeMell) -> None:
+    assert at("level", "--ttft-p99", "1.5").stdout == "class default: first tokens within 1.5 s, for 99 %\n"
+    shown = at("level", "--class", "chat", "--ttft-p99", "2", "--itl-p99", "40").stdout
+    assert shown == "class chat: first tokens within 2 s, others within 40 ms, for 99 %\n"
+    assert mell.orders == [
+        {"class": "default", "ttft_p99_s": 1.5},
+        {"class": "chat", "ttft_p99_s": 2.0, "itl_p99_ms": 40.0},
+    ]
+
+
 @pytest.mark.parametrize(("role", "given"), [("prefill", "prefill"), ("both", "both"), ("auto", None)])
 def test_an_order_for_a_role_names_the_replica(at: Mell, mell: FakeMell, role: str, given: str | None) -> None:
     result = at("role", "aaaaaaaa", role, "--json")
@@ -254,6 +264,7 @@ def test_a_watch_ends_with_ctrl_c(at: Mell, mell: FakeMell, tmp_path: Path, monk
         ("node", "drain", "--self"),
         ("role", "r", "auto"),
         ("bounds", "1", "2"),
+        ("level", "--ttft-p99", "2"),
         ("cache", "match", "x"),
         ("cache", "drop", "--all"),
         ("cache", "pin", "x"),

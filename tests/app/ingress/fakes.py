@@ -704,6 +704,10 @@ class Backend:
         self.asked.append((mode,))
         return self.answer or MoveAccepted(mode)
 
+    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
+        self.asked.append((service_class, ttft_p99_s, itl_p99_s))
+        return self.answer or MoveAccepted("Engine")
+
     async def set_bounds(self, least: int, most: int) -> MoveAnswer:
         self.asked.append((least, most))
         return self.answer or MoveAccepted("Engine")

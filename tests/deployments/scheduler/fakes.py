@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.replica.reporting import ReplicaReporter
+from deployments.serve.levels import Levels
 from deployments.serve.membership import Membership
 from deployments.serve.modes import ModeOrder
 from migration.protocol.record import MigrationRecord
@@ -55,6 +56,19 @@ class FakeRoles:
 
     def write(self, roles: Mapping[ReplicaId, Role]) -> None:
         self.kept = dict(roles)
+
+
+class FakeLevels:
+    """Implements `LevelStore`."""
+
+    def __init__(self) -> None:
+        self.kept: Levels | None = None
+
+    def read(self, configured: Levels) -> Levels:
+        return self.kept or configured
+
+    def write(self, configured: Levels, ordered: Levels) -> None:
+        self.kept = ordered
 
 
 class FakeModes:

@@ -26,6 +26,7 @@ from simulator.workload.recording import read_recording
 from tests.deployments.engine.quick_engine import prompt_of, set_pace
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
+    FakeLevels,
     FakeListing,
     FakeMembership,
     FakeModes,
@@ -98,15 +99,12 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
     )
     ids = (pair.a.id, pair.b.id)
     listing, fleet = FakeListing(dict.fromkeys(ids)), PairFleet(pair)
+    stores = FakeRoles(), FakeLevels()
     core = LiveScheduler(
         ReplicaId("s"),
         config,
         3,
-        [
-            PoolPorts(
-                SOLE_POOL, fleet, FakeMembership(*ids), listing, FakeScaler(2, 2), FakeRoles(), Telemetry(SOLE_POOL)
-            )
-        ],
+        [PoolPorts(SOLE_POOL, fleet, FakeMembership(*ids), listing, FakeScaler(2, 2), *stores, Telemetry(SOLE_POOL))],
         now,
         now,
         FakeModes(),

@@ -53,7 +53,15 @@ from simulator.world.setup import Setup
 from simulator.world.terms import terms_of
 from simulator.world.world import World
 from tests.counts import scaled
-from tests.deployments.scheduler.fakes import FakeListing, FakeMembership, FakeModes, FakeRoles, Present, Reporting
+from tests.deployments.scheduler.fakes import (
+    FakeLevels,
+    FakeListing,
+    FakeMembership,
+    FakeModes,
+    FakeRoles,
+    Present,
+    Reporting,
+)
 from tests.deployments.scheduler.test_scheduler import FakeScaler
 from tests.simulator.physics import Log
 
@@ -224,7 +232,8 @@ class ScriptedScheduler:
         self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
         clock = lambda: self.now  # noqa: E731
         scaler, telemetry = FakeScaler(MOST), Telemetry(SOLE_POOL)
-        ports = PoolPorts(SOLE_POOL, self.told, self.members, self.listing, scaler, FakeRoles(), telemetry)
+        stores = FakeRoles(), FakeLevels()
+        ports = PoolPorts(SOLE_POOL, self.told, self.members, self.listing, scaler, *stores, telemetry)
         self.core = LiveScheduler(ReplicaId("s"), config, 1, [ports], clock, clock, FakeModes())
         self.core._epochs._recorder = self.kept
         memory = self.core._memory.pool(SOLE_POOL)

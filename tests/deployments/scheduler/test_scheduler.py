@@ -35,6 +35,7 @@ from policies.decision.limits import Mode, Sizes
 from policies.decision.locations import Locations
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place, Queue
+from policies.decision.recording import LevelsOrdered
 from policies.decision.reports import Roster, status_of
 from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
 from policies.paths.prices import Profile
@@ -43,12 +44,13 @@ from policies.plan import Reason
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.names import Naming, default_naming
 from policies.prefix.routing import Matched, Routing
-from simulator.command.replay import play
+from simulator.command.replay import play, replay
 from simulator.workload.recording import read_recording
 from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
     Answers,
+    FakeLevels,
     FakeListing,
     FakeMembership,
     FakeModes,
@@ -160,15 +162,17 @@ class Scheduler:
         config: SchedulerConfig,
         roles: Mapping[ReplicaId, Role] | None = None,
         modes: FakeModes | None = None,
+        levels: FakeLevels | None = None,
     ) -> None:
-        self.roles, self.modes = FakeRoles(roles), modes or FakeModes()
+        self.roles, self.modes, self.levels = FakeRoles(roles), modes or FakeModes(), levels or FakeLevels()
         self.members = FakeMembership(*fleet.reports)
         self.scale, self.fleet, self.listing = FakeScaler(4, config.bounds[0]), fleet, FakeListing(fleet.reports)
+        stores = self.roles, self.levels
         self.core = LiveScheduler(
             ReplicaId("s"),
             config,
             3,
-            [PoolPorts(SOLE_POOL, fleet, self.members, self.listing, self.scale, self.roles, Telemetry(SOLE_POOL))],
+            [PoolPorts(SOLE_POOL, fleet, self.members, self.listing, self.scale, *stores, Telemetry(SOLE_POOL))],
             now,
             now,
             self.modes,
@@ -219,6 +223,7 @@ async def scheduler_of(fleets: Mapping[PoolId, Fleet]) -> LiveScheduler:
             FakeListing(fleet.reports),
             FakeScaler(4),
             FakeRoles(),
+            FakeLevels(),
             Telemetry(pool),
         )
         for pool, fleet in fleets.items()
@@ -820,6 +825,43 @@ async def test_a_role_is_refused_where_it_would_do_nothing() -> None:
     await scheduler.epoch()
     answer = await scheduler.core.set_role(SOLE_POOL, "a", Role.DECODE)
     assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
+
+
+LEVELS = {"slo": {"ttft_p99_s": 2.0}, "classes": {"chat": {"rank": 1, "itl_p99_ms": 50.0}, "batch": {"rank": -1}}}
+
+
+def targets(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The levels in a state: that of the pool, and that of the class `chat`."""
+    return [each["target"] for each in (state["service"], state["service"]["classes"]["chat"])]
+
+
+async def test_a_level_is_changed_at_run_time(tmp_path: Path) -> None:
+    config = SchedulerConfig.model_validate({**LEVELS, "epoch_s": 0.2, "bounds": (1, 4)})
+    scheduler = Scheduler(Fleet(make_report("a", 100)), config)
+    recording = tmp_path / "epochs.jsonl"
+    recorder = scheduler.core._epochs._recorder = FileRecorder(recording, config.terms)
+    await scheduler.epoch()
+    before = await scheduler.core.state(SOLE_POOL)
+    view = await scheduler.core.view(SOLE_POOL)
+    assert view.ttft_s == {"default": 2.0, "batch": 2.0}, "a class with a level of its own has only that"
+    assert await scheduler.core.set_level(SOLE_POOL, "default", 1.5, 0.04) == MoveAccepted("Engine")
+    assert await scheduler.core.set_level(SOLE_POOL, "chat", 0.5, None) == MoveAccepted("Engine")
+    pool, chat = targets(await scheduler.core.state(SOLE_POOL))
+    assert targets(before) == [{"ttft_p99_s": 2.0, "itl_p99_ms": None}, {"ttft_p99_s": None, "itl_p99_ms": 50.0}]
+    assert (pool, chat) == ({"ttft_p99_s": 1.5, "itl_p99_ms": 40.0}, {"ttft_p99_s": 0.5, "itl_p99_ms": 50.0})
+    assert (await scheduler.core.view(SOLE_POOL)).ttft_s == {"default": 1.5, "chat": 0.5, "batch": 1.5}
+    for name in ("batch", "other"):
+        answer = await scheduler.core.set_level(SOLE_POOL, name, 1.0, None)
+        assert isinstance(answer, MoveRejected) and answer.status == 422 and name in answer.message
+    await scheduler.epoch()
+    recorder.close()
+    assert replay(recording).different == ()
+    entries = [entry for epoch in read_recording(recording)[1] for entry in epoch.entries]
+    assert [entry.levels["default"].ttft_p99_s for entry in entries if isinstance(entry, LevelsOrdered)] == [1.5, 1.5]
+
+    successor = Scheduler(Fleet(make_report("a", 100)), config, levels=scheduler.levels)
+    await successor.epoch()
+    assert targets(await successor.core.state(SOLE_POOL)) == [pool, chat]
 
 
 async def test_new_bounds_are_in_the_state() -> None:

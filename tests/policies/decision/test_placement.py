@@ -270,6 +270,7 @@ def test_the_view_is_of_the_present_cluster() -> None:
     made.observe(Drawn(0.0, cluster(replica("a", free=10, requests=2), replica("b", state=ReplicaState.STARTING))))
     naming = default_naming(16)
     seen_a = ReplicaView(Tokens(160), 2, 2)
-    assert placing_view(made.memory.cluster, SPEED, naming) == PlacingView({A: seen_a}, SPEED, naming)
+    ttft_s = {"default": 2.0}
+    assert placing_view(made.memory.cluster, SPEED, naming, ttft_s) == PlacingView({A: seen_a}, SPEED, naming, ttft_s)
     place(made.memory, arrival(32), 0.0)
-    assert placing_view(made.memory.cluster, None, naming).replicas == {A: ReplicaView(Tokens(128), 3, 34)}
+    assert placing_view(made.memory.cluster, None, naming, {}).replicas == {A: ReplicaView(Tokens(128), 3, 34)}

@@ -89,7 +89,7 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     """A new route needs a decision on its access and an entry here."""
     paths = {getattr(route, "path", "") for route in api.app.routes}
     operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain", "/mell/events"}
-    operators |= {"/mell/replicas/{replica}/role", "/mell/bounds", "/mell/mode", "/mell/ingress/drain"}
+    operators |= {"/mell/replicas/{replica}/role", "/mell/bounds", "/mell/level", "/mell/mode", "/mell/ingress/drain"}
     operators |= {"/mell/nodes/{node}/drain"}
     operators |= {"/mell/reset_prefix_cache", "/mell/start_profile", "/mell/stop_profile"}
     operators |= {"/mell/cache/match", "/mell/cache/copy", "/mell/cache/pin", "/mell/cache"}
@@ -214,7 +214,7 @@ async def test_a_saturated_ingress_answers_503() -> None:
 async def test_a_request_whose_first_token_would_be_late_for_its_class_is_refused() -> None:
     soonest_s = [7.4]
     chooser = ClassChooser(ServiceClasses({"chat": ServiceClass(1), "batch": ServiceClass(-1)}))
-    deadlines = FirstTokenDeadlines({"chat": 2.0, "default": 8.0}, lambda: soonest_s[0])
+    deadlines = FirstTokenDeadlines(2.0, {"chat": 1.0, "default": 4.0}.copy, lambda: soonest_s[0])
     api = make_api(gate=(gate := Gate(chooser=chooser, deadlines=deadlines)))
 
     async def asked(name: str) -> httpx.Response:

@@ -230,6 +230,22 @@ async def test_an_order_for_bounds_is_checked(api: Api, body: Any) -> None:
     assert response.status_code == 400 and not api.backend.asked
 
 
+async def test_an_order_sets_the_level_of_a_class(api: Api) -> None:
+    response = await api.post("/mell/level", json={"ttft_p99_s": 1.5})
+    assert response.status_code == 200
+    assert response.json() == {"class": "default", "ttft_p99_s": 1.5, "itl_p99_ms": None}
+    await api.post("/mell/level", json={"class": "chat", "itl_p99_ms": 40})
+    assert api.backend.asked == [("default", 1.5, None), ("chat", None, 0.04)]
+    api.backend.answer = MoveRejected(422, "no level is configured for the class 'chat'")
+    assert (await api.post("/mell/level", json={"class": "chat", "ttft_p99_s": 1})).status_code == 422
+
+
+@pytest.mark.parametrize("body", [{}, {"class": "chat"}, {"ttft_p99_s": 0}, {"itl_p99_ms": "40"}, {"rank": 1}])
+async def test_an_order_for_a_level_is_checked(api: Api, body: Any) -> None:
+    response = await api.post("/mell/level", json=body)
+    assert response.status_code == 400 and not api.backend.asked
+
+
 async def test_a_role_that_the_scheduler_refuses_is_refused(api: Api) -> None:
     api.backend.answer = MoveRejected(422, "scheduler.mode is off")
     response = await api.post(ROLE, json={"role": "both"})
