@@ -20,6 +20,7 @@ from app.ingress.http.orders import (
     CopyPrompt,
     DrainOrder,
     DropOrder,
+    HandOverOrder,
     LoadAdapter,
     MatchOrder,
     ModeRequest,
@@ -60,6 +61,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/bounds": BoundsOrder,
     "/mell/ingress/drain": DrainOrder,
     "/mell/nodes/NODE/drain": NodeDrainOrder,
+    "/mell/hand-over": HandOverOrder,
 }
 """The bodies of operators' orders, by path."""
 
