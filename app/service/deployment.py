@@ -23,7 +23,7 @@ from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
-from app.ingress.hand_over.orders import HandOver
+from app.ingress.hand_over.orders import HandOverOrders
 from app.ingress.hand_over.taking import TakenRequests
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.draining import CloseConnections, Draining
@@ -39,7 +39,7 @@ from app.service.api import VllmApi
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
-from deployments.api.calls import HandOverCounts, MoveAnswer, MoveRejected, Succession
+from deployments.api.calls import HandOverCounts, HandOverTarget, MoveAnswer, MoveRejected
 from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
@@ -121,7 +121,7 @@ class IngressBackend:
             tracer=self.tracer,
         )
         self.taken = TakenRequests(self.streams, self.id, api.content, config.service_classes)
-        self.hand_over = HandOver(
+        self.hand_over = HandOverOrders(
             f"{app}.{generation()}",
             self.id,
             self.streams,
@@ -387,7 +387,7 @@ class IngressReplica:
         """See `AdapterListApi.refresh_adapters`."""
         await self._backend.refresh_adapters()
 
-    async def succeed(self, succession: Succession | None) -> None:
+    async def succeed(self, succession: HandOverTarget | None) -> None:
         """See `HandOverApi.succeed`."""
         self._backend.hand_over.succeed(succession)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from migration.protocol.request import RequestSpec, ServedModel
+from migration.protocol.request import ModelIdentity, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import Blocks, PoolId, ReplicaId
@@ -98,7 +98,7 @@ class PinAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Succession:
+class HandOverTarget:
     """The Mell at `url` that takes all requests over, with its admin key.
 
     `served` is the model that both serve, and the traits of requests that one of them cannot continue.
@@ -106,7 +106,7 @@ class Succession:
 
     url: str
     key: str | None = field(repr=False)
-    served: ServedModel
+    served: ModelIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any, Protocol, TypeVar
 
 from deployments.api.calls import (
     HandOverCounts,
+    HandOverTarget,
     MoveAnswer,
     PinAnswer,
     PlaceAnswer,
     PlaceCall,
     Submission,
-    Succession,
 )
 from deployments.api.report import ReplicaReport
 from deployments.channels.wire import Batch, ChannelOffer, Failure, methods_of
@@ -25,7 +25,7 @@ from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import Peer
 from migration.protocol.record import CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId, ServedModel
+from migration.protocol.request import IngressId, ModelIdentity
 from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -67,7 +67,7 @@ class RequestApi(ReaderApi, Protocol):
         """The tasks of the replica's model, with vLLM's names."""
         ...
 
-    async def served(self) -> ServedModel:
+    async def served(self) -> ModelIdentity:
         """The replica's model."""
         ...
 
@@ -214,7 +214,7 @@ class AdapterListApi(Protocol):
 class HandOverApi(Protocol):
     """An ingress, for the hand-over of all requests to another Mell."""
 
-    async def succeed(self, succession: Succession | None) -> None:
+    async def succeed(self, succession: HandOverTarget | None) -> None:
         """Hand all requests over to another Mell from now on; None: no more requests."""
         ...
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.calls import HandOverCounts, MoveAnswer, PinAnswer, PlaceCall, Submission, Succession
+from deployments.api.calls import HandOverCounts, HandOverTarget, MoveAnswer, PinAnswer, PlaceCall, Submission
 from deployments.api.protocols import (
     CHANNEL_METHODS,
     CONTROL_METHODS,
@@ -38,7 +38,7 @@ from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId, ServedModel
+from migration.protocol.request import IngressId, ModelIdentity
 from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -119,7 +119,7 @@ class EngineStub:
         """See `RequestApi.tasks`."""
         return await self._calls.call(EngineApi.tasks)
 
-    async def served(self) -> ServedModel:
+    async def served(self) -> ModelIdentity:
         """See `RequestApi.served`."""
         return await self._calls.call(EngineApi.served)
 
@@ -221,7 +221,7 @@ class IngressStub:
         """See `AdapterListApi.refresh_adapters`."""
         await self._calls.call(IngressApi.refresh_adapters)
 
-    async def succeed(self, succession: Succession | None) -> None:
+    async def succeed(self, succession: HandOverTarget | None) -> None:
         """See `HandOverApi.succeed`."""
         await self._calls.call(IngressApi.succeed, succession)
 

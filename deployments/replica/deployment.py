@@ -54,7 +54,7 @@ from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.ports import PeerGroups
 from migration.protocol.record import CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId, ServedModel
+from migration.protocol.request import IngressId, ModelIdentity
 from migration.run.donor import CopyOrder
 from migration.run.profiling import measure
 from migration.run.source import Order
@@ -272,9 +272,9 @@ class EngineReplica:
         """See `RequestApi.tasks`."""
         return self._engine.tasks
 
-    async def served(self) -> ServedModel:
+    async def served(self) -> ModelIdentity:
         """See `RequestApi.served`."""
-        return ServedModel(self._engine.fingerprint.model, self._host.tied)
+        return ModelIdentity(self._engine.fingerprint.model, self._host.tied)
 
     def _submit(self, request: Submission) -> Refused | str:
         """Run a request that has come by a channel."""

@@ -59,7 +59,7 @@ class RequestSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelIdentity:
     """A replica's model: its fingerprint (`Fingerprint.model`), and the traits of requests that it cannot continue."""
 
     model: str

@@ -79,7 +79,12 @@ async def healthy(client: Client) -> bool:
 
 def sampling(number: int) -> dict[str, Any]:
     """Greedy, seeded, with penalties, and with logprobs."""
-    kinds = ({}, {"temperature": 1.0, "seed": number}, {"frequency_penalty": 0.7}, {"logprobs": 2})
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 1.0, "seed": number},
+        {"frequency_penalty": 0.7},
+        {"logprobs": 2},
+    )
     return {**kinds[number % len(kinds)], "return_token_ids": True}
 
 

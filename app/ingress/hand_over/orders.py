@@ -12,12 +12,12 @@ from app.ingress.errors import ApiError
 from app.ingress.hand_over.rules import PROTOCOL, Standing, served_by_both, why_refused
 from app.ingress.hand_over.successor import Connect, OtherMell, connect
 from app.ingress.streams.streams import Streams
-from deployments.api.calls import HandOverCounts, Succession
+from deployments.api.calls import HandOverCounts, HandOverTarget
 from deployments.api.protocols import HandOverApi, RemoteReplicas
 from deployments.serve.membership import Membership
 from migration.concurrency import Tasks, repeat, settle
 from migration.protocol.ports import Clock
-from migration.protocol.request import IngressId, ServedModel
+from migration.protocol.request import IngressId, ModelIdentity
 from policies.model import ReplicaId
 
 _LOOK_S = 0.1
@@ -30,7 +30,7 @@ _ASK_S = 6.0
 """The longest wait for the other Mell's answer to a question, in seconds."""
 
 
-class HandOver:
+class HandOverOrders:
     """The hand-over as one ingress process has it. `application` is the application's id, new with each start of Serve.
 
     The process that gets an order passes it on to the others, and to those that start later.
@@ -58,7 +58,7 @@ class HandOver:
         self._known: dict[str, OtherMell] = {}
         self._tasks = Tasks()
         self._working: asyncio.Task[None] | None = None
-        self._ordered: Succession | None = None
+        self._ordered: HandOverTarget | None = None
         self._informed: set[ReplicaId] = set()
 
     @property
@@ -67,7 +67,7 @@ class HandOver:
         return None if self._other is None else f"this Mell hands its requests over to {self._other.id}"
 
     async def document(self) -> dict[str, Any]:
-        """What this Mell is, for a hand-over, and the numbers of requests of all its ingress processes."""
+        """The standing of this Mell, and the numbers of requests of all its ingress processes."""
         standing = await self._standing()
         counts = await self._all_counts()
         staying: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class HandOver:
         own = await self._standing()
         if why := why_refused(url, own, other):
             raise ApiError(422, why, param="to")
-        self._ordered = Succession(url, key, served_by_both(own, other))
+        self._ordered = HandOverTarget(url, key, served_by_both(own, other))
         self._informed.clear()
         self.succeed(self._ordered)
         await self._inform()
@@ -102,7 +102,7 @@ class HandOver:
 
     # --- of one process -------------------------------------------------------------------------------
 
-    def succeed(self, succession: Succession | None) -> None:
+    def succeed(self, succession: HandOverTarget | None) -> None:
         """See `HandOverApi.succeed`."""
         self._other = None if succession is None else self._mell(succession)
         self._streams.succeed(self._other)
@@ -126,7 +126,7 @@ class HandOver:
         for other in self._known.values():
             await other.close()
 
-    def _mell(self, succession: Succession) -> OtherMell:
+    def _mell(self, succession: HandOverTarget) -> OtherMell:
         """The other Mell: the same one for the same URL, since it may have requests."""
         known = self._known.get(succession.url)
         if known is None:
@@ -164,7 +164,7 @@ class HandOver:
                 served = await self._streams.served()
         except TimeoutError:
             served = None
-        served = served or ServedModel("", frozenset())
+        served = served or ModelIdentity("", frozenset())
         to = None if self._other is None else self._other.succession.url
         return Standing(PROTOCOL, self._application, served.model or None, tuple(sorted(served.tied)), to)
 

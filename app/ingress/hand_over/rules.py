@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from migration.protocol.request import RequestSpec, ServedModel, Trait
+from migration.protocol.request import ModelIdentity, RequestSpec, Trait
 
 PROTOCOL = 1
 """The version of requests and answers between the two. Both ends refuse any other."""
@@ -14,7 +14,7 @@ PROTOCOL_HEADER = "X-Mell-Hand-Over"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a Mell is, for a hand-over. `id` is its application's, new with every start of Serve.
+    """The properties of a Mell that decide on a hand-over. `id` is its application's, new with every start of Serve.
 
     `model` is the fingerprint of its replicas (None: none answers), `tied` the traits of requests that they cannot
     continue, and `to` the Mell that it hands its own requests over to.
@@ -72,9 +72,9 @@ def why_refused(url: str, own: Standing, other: Standing) -> str | None:
     return None
 
 
-def served_by_both(own: Standing, other: Standing) -> ServedModel:
+def served_by_both(own: Standing, other: Standing) -> ModelIdentity:
     """The model of two Mells neither of which refuses the other, and the traits that either cannot continue."""
-    return ServedModel(own.model or "", frozenset(map(Trait, (*own.tied, *other.tied))))
+    return ModelIdentity(own.model or "", frozenset(map(Trait, (*own.tied, *other.tied))))
 
 
 def why_stays(spec: RequestSpec, outputs: int, tied: Collection[Trait]) -> str | None:

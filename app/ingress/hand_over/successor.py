@@ -14,7 +14,7 @@ from app.client.errors import message_in
 from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER, why_stays
 from app.ingress.hand_over.wire import HEARTBEAT_S, HandedRequest, encode_request
 from app.ingress.streams.streams import Streams
-from deployments.api.calls import Succession
+from deployments.api.calls import HandOverTarget
 from deployments.channels.wire import CallAnswer, FrameDecoder
 from migration.concurrency import take_failure
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping
@@ -55,7 +55,7 @@ class OtherMell:
     After a failure it takes no request for `RETRY_S` seconds, and a request that it has refused not again.
     """
 
-    def __init__(self, succession: Succession, streams: Streams, connect: Connect, clock: Clock) -> None:
+    def __init__(self, succession: HandOverTarget, streams: Streams, connect: Connect, clock: Clock) -> None:
         self.id = ReplicaId(succession.url)
         self._streams = streams
         self._connect = connect
@@ -66,7 +66,7 @@ class OtherMell:
         self._refused: set[RequestId] = set()
         self._handed: dict[RequestId, _Handed] = {}
 
-    def renew(self, succession: Succession) -> None:
+    def renew(self, succession: HandOverTarget) -> None:
         """The order has come again, with another key or model. Requests that are there keep their connections."""
         self.succession = succession
         self._clients.append(self._connect(succession.url, succession.key))

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from app.ingress.access.admission import Gate
 from app.ingress.access.operators import OperatorAccess
 from app.ingress.engine_orders import EngineOrders
-from app.ingress.hand_over.orders import HandOver
+from app.ingress.hand_over.orders import HandOverOrders
 from app.ingress.hand_over.taking import TakenRequests
 from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
@@ -30,7 +30,7 @@ class ControlBackend(Protocol):
     operators: OperatorAccess
     orders: EngineOrders
     nodes: NodeOrders
-    hand_over: HandOver
+    hand_over: HandOverOrders
     taken: TakenRequests
     telemetry: RequestTelemetry
     settings: IngressSettings

@@ -15,7 +15,7 @@ from deployments.serve.coalesce import Coalescer
 from deployments.serve.routing import Unrouted
 from migration.protocol.errors import PeerLost
 from migration.protocol.ports import Clock
-from migration.protocol.request import RequestSpec, ServedModel
+from migration.protocol.request import ModelIdentity, RequestSpec
 from policies.model import ReplicaId, RequestId
 
 RECONNECT_S = 0.05
@@ -132,7 +132,7 @@ class EngineCalls:
         """The tasks of a replica's model. Raises PeerLost."""
         return await self._call(replica, lambda engine: engine.tasks())
 
-    async def served(self, replica: ReplicaId) -> ServedModel:
+    async def served(self, replica: ReplicaId) -> ModelIdentity:
         """A replica's model. Raises PeerLost."""
         return await self._call(replica, lambda engine: engine.served())
 

@@ -24,7 +24,7 @@ from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock, Listener
 from migration.protocol.reading import Reader, SegmentOrigin
 from migration.protocol.record import MigrationRecord, Outcome
-from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, ServedModel, StreamEvent
+from migration.protocol.request import Delta, IngressId, Lost, ModelIdentity, Moved, RequestSpec, StreamEvent
 from migration.protocol.tables.reader import ReaderState
 from migration.run.reader import ReaderRun, ReaderWorld
 from policies.causes import Cause
@@ -96,7 +96,7 @@ class Streams:
                     return await self._calls.tasks(replica)
             await asyncio.sleep(RECONNECT_S)
 
-    async def served(self) -> ServedModel | None:
+    async def served(self) -> ModelIdentity | None:
         """The served model, of the first replica that answers; None if none does."""
         for replica in self._calls.running:
             with contextlib.suppress(MigrationError):

@@ -26,7 +26,7 @@ from app.ingress.access.operators import OperatorAccess
 from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
-from app.ingress.hand_over.orders import HandOver
+from app.ingress.hand_over.orders import HandOverOrders
 from app.ingress.hand_over.taking import TakenRequests
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.draining import Draining
@@ -51,7 +51,7 @@ from migration.protocol.messages import PathRequest, Tail
 from migration.protocol.ports import Generated, Loss, OutputSink
 from migration.protocol.reading import Output, Reader
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId, RequestSpec, ServedModel, Trait
+from migration.protocol.request import IngressId, ModelIdentity, RequestSpec, Trait
 from migration.protocol.rounds import CopyLimits
 from migration.run.donor import CopyOrder
 from migration.run.reader import NotServed, ReaderRun
@@ -296,8 +296,8 @@ class ReplicaWire:
     async def tasks(self) -> tuple[str, ...]:
         return await self._call("tasks", lambda replica: replica.engine.tasks)
 
-    async def served(self) -> ServedModel:
-        return await self._call("served", lambda replica: ServedModel(replica.model, replica.host.tied))
+    async def served(self) -> ModelIdentity:
+        return await self._call("served", lambda replica: ModelIdentity(replica.model, replica.host.tied))
 
     async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
         return await self._call("submit", lambda replica: [_submit(replica, request) for request in requests])
@@ -648,7 +648,7 @@ class Backend:
         self.gate = gate or Gate()
         self.operators = OperatorAccess(admin_key)
         self.taken = TakenRequests(service.streams, INGRESS, lambda spec: NO_CONTENT)
-        self.hand_over = HandOver(
+        self.hand_over = HandOverOrders(
             f"mell.{id(self)}", INGRESS, service.streams, (Ingresses(), FakeMembership()), lambda: self.taken.count
         )
         self.draining = Draining(lambda: self.gate.running + self.taken.count)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -50,8 +50,12 @@ class Mell:
     async def cut(self) -> None:
         """End all connections, and take no more."""
         for connection in list(self.server._server.server_state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()
         await self.server.close(1)
+
+    def kill_replicas(self) -> None:
+        for name in "ab":
+            self.service.kill(name)
 
     async def state(self) -> dict[str, Any]:
         document: dict[str, Any] = (await self.api.get(HAND_OVER, headers=BEARER)).json()
@@ -73,7 +77,6 @@ class Two:
 
     a: Mell
     b: Mell
-    answers: list[httpx.Response] = field(default_factory=list)
 
     async def hand_over(self, to: str | None = None, key: str | None = KEY) -> httpx.Response:
         return await self.a.api.post(HAND_OVER, json={"to": to or self.b.url, "admin_key": key})
@@ -131,7 +134,7 @@ async def test_they_begin_there_without_a_replica_here(two: Two) -> None:
     async with contextlib.AsyncExitStack() as stack:
         (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
         await two.handed_over()
-        two.a.service.kill("a"), two.a.service.kill("b")
+        two.a.kill_replicas()
         assert two.a.service.streams.serving
         assert (await two.a.api.complete(max_tokens=9)).status_code == 200
         assert await output(conversation, 30) == whole(request)
@@ -162,7 +165,7 @@ async def test_without_a_replica_here_a_broken_connection_ends_them_as_lost(two:
     async with contextlib.AsyncExitStack() as stack:
         (conversation,) = await opened(two, stack, spec(tokens=LONG))
         await two.handed_over()
-        two.a.service.kill("a"), two.a.service.kill("b")
+        two.a.kill_replicas()
         await two.b.cut()
         with pytest.raises(NotServed, match="no replica is available"):
             await output(conversation, 30)
@@ -270,7 +273,7 @@ async def test_another_model(two: Two) -> None:
 
 
 async def test_no_replica_there(two: Two) -> None:
-    two.b.service.kill("a"), two.b.service.kill("b")
+    two.b.kill_replicas()
     await refused(two, "has answered: try again")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.ingress.hand_over.rules import PROTOCOL, Standing, served_by_both, why_refused, why_stays
 from migration.protocol.core_messages import Adapter
-from migration.protocol.request import ServedModel, Trait
+from migration.protocol.request import ModelIdentity, Trait
 from tests.migration.world import spec
 
 URL = "http://new:8000"
@@ -17,7 +17,7 @@ OTHER = Standing(PROTOCOL, "new", "tiny|v1", ("pooled", "seeded"), None)
 
 def test_two_mells_with_one_model_agree() -> None:
     assert why_refused(URL, OWN, OTHER) is None
-    assert served_by_both(OWN, OTHER) == ServedModel("tiny|v1", frozenset({Trait.POOLED, Trait.SEEDED}))
+    assert served_by_both(OWN, OTHER) == ModelIdentity("tiny|v1", frozenset({Trait.POOLED, Trait.SEEDED}))
 
 
 def test_an_order_may_be_repeated() -> None:
@@ -50,7 +50,8 @@ def test_a_standing_travels_with_other_members() -> None:
 def test_anything_else_is_no_standing(missing: str) -> None:
     document = OTHER.document()
     del document[missing]
-    for other in (document, OTHER.document() | {missing: 1.5}, [], None):
+    others: tuple[Any, ...] = (document, OTHER.document() | {missing: 1.5}, [], None)
+    for other in others:
         with pytest.raises(ValueError, match="not that of a Mell"):
             Standing.parse(other)
 
