@@ -121,9 +121,9 @@ def hand_over(
         answer = endpoint.undo_hand_over()
     else:
         answer = endpoint.hand_over() if to is None else endpoint.begin_hand_over(to, key)
-    terminal.show(_shown_hand_over(answer))
+    terminal.show(shown := _shown_hand_over(answer))
     if wait_s is not None:
-        answer = _wait_until_handed_over(endpoint, terminal, wait_s)
+        answer = _wait_until_handed_over(endpoint, terminal, shown, wait_s)
     terminal.write(answer)
 
 
@@ -135,9 +135,9 @@ def _shown_hand_over(state: dict[str, Any]) -> str:
     return f"to {state['to']}: {left}" + (f" ({stay})" if stay else "")
 
 
-def _wait_until_handed_over(endpoint: MellEndpoint, terminal: Terminal, wait_s: float) -> dict[str, Any]:
-    """Wait until no request runs here, and show what is left whenever it changes. Raises Failed."""
-    shown, until_s = "", terminal.clock() + wait_s
+def _wait_until_handed_over(endpoint: MellEndpoint, terminal: Terminal, shown: str, wait_s: float) -> dict[str, Any]:
+    """Wait until no request runs here, and show what is left whenever it is not as `shown`. Raises Failed."""
+    until_s = terminal.clock() + wait_s
     for state in terminal.poll(endpoint.hand_over, WAIT_INTERVAL_S):
         if (now := _shown_hand_over(state)) != shown:
             terminal.show(shown := now)
