@@ -20,7 +20,7 @@ class Reason(StrEnum):
     """The reason for a move. Policies give the first six. The live scheduler adds EVACUATE (the request's replica is
     about to stop), ADMIT (the request was queued on a replica without room for it), DISAGGREGATE (the request's replica
     is for prefills) and MANUAL (an operator's order). The ingress adds LOST: the request continues on another replica
-    after the loss of its own.
+    after the loss of its own, and HAND_OVER: it continues at another Mell.
     """
 
     OVERLOAD = "overload"
@@ -34,6 +34,7 @@ class Reason(StrEnum):
     DISAGGREGATE = "disaggregate"
     MANUAL = "requested by operator"
     LOST = "replica lost"
+    HAND_OVER = "hand-over"
 
 
 @dataclass(frozen=True, slots=True)

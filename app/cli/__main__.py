@@ -56,6 +56,10 @@ def _check_url(url: str) -> str:
     return url
 
 
+def _check_to(url: str | None) -> str | None:
+    return None if url is None else _check_url(url)
+
+
 def _check_key(key: str | None) -> str | None:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise typer.BadParameter("an admin key consists of printable ASCII characters")
@@ -229,6 +233,38 @@ def watch_node(
         MellEndpoint(url, admin_key) as endpoint,
     ):
         watch_command.watch(endpoint, terminal, name or socket.gethostname(), notices)
+
+
+@app.command("hand-over")
+def hand_over(
+    to: Annotated[
+        str | None,
+        typer.Option(callback=_check_to, metavar="URL", help="URL of the other Mell's ingress, without /v1."),
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Hand no more requests over.")] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="S", help="Wait until no request runs here, at most S seconds."),
+    ] = None,
+    to_admin_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MELL_TO_ADMIN_KEY", callback=_check_key, help="The other Mell's key. Unset: that of this Mell."
+        ),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Hand all requests over to another Mell.
+
+    They continue there by tokens while clients keep their connections to this one, and new ones begin there. What
+    cannot be continued exactly stays. Without --to and --undo, show the hand-over.
+    """
+    if undo and (to is not None or wait is not None):
+        raise typer.BadParameter("--undo takes neither --to nor --wait")
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.hand_over(endpoint, terminal, to, to_admin_key or admin_key, undo, wait)
 
 
 @app.command()

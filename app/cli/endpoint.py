@@ -74,6 +74,18 @@ class MellEndpoint:
         """Order a drain of nodes; the answer."""
         return self._wait(self._mell.drain_node(node, within_s), ordered=True)
 
+    def hand_over(self) -> dict[str, Any]:
+        """`/mell/hand-over`."""
+        return self._wait(self._mell.hand_over())
+
+    def begin_hand_over(self, to: str, key: str | None) -> dict[str, Any]:
+        """Hand all requests over to the Mell at `to`; the answer."""
+        return self._wait(self._mell.begin_hand_over(to, key), ordered=True)
+
+    def undo_hand_over(self) -> dict[str, Any]:
+        """Hand no more requests over; the answer."""
+        return self._wait(self._mell.undo_hand_over(), ordered=True)
+
     def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
         """Set a replica's role; the answer."""
         return self._wait(self._mell.set_role(replica, role), ordered=True)

@@ -1,6 +1,7 @@
-"""`mell move`, `drain`, `node drain`, `role` and `mode`: give an order and, with --wait, wait for its outcome."""
+"""`mell move`, `drain`, `node drain`, `hand-over`, `role`, `mode`: give an order and, with --wait, see its outcome."""
 
 from enum import StrEnum
+from typing import Any
 
 from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
@@ -107,6 +108,44 @@ def _wait_until_empty(endpoint: MellEndpoint, terminal: Terminal, nodes: frozens
                 terminal.show(shown := left)
         if terminal.clock() > until_s:
             raise Failed(f"after {wait_s:g} s: {shown or 'the scheduler has not reported'}")
+
+
+def hand_over(
+    endpoint: MellEndpoint, terminal: Terminal, to: str | None, key: str | None, undo: bool, wait_s: float | None
+) -> None:
+    """Hand all requests over to the Mell at `to`, undo that, or show it.
+
+    With `wait_s`, raises Failed unless no request of clients runs here after that time.
+    """
+    if undo:
+        answer = endpoint.undo_hand_over()
+    else:
+        answer = endpoint.hand_over() if to is None else endpoint.begin_hand_over(to, key)
+    terminal.show(shown := _shown_hand_over(answer))
+    if wait_s is not None:
+        answer = _wait_until_handed_over(endpoint, terminal, shown, wait_s)
+    terminal.write(answer)
+
+
+def _shown_hand_over(state: dict[str, Any]) -> str:
+    left = f"{plural(state['here'], 'request')} here, {state['there']} there"
+    if state["to"] is None:
+        return f"no hand-over: {left}" + (f", {state['taken']} of another Mell" if state["taken"] else "")
+    stay = "; ".join(f"{count} to the end: {why}" for why, count in sorted(state["staying"].items()))
+    return f"to {state['to']}: {left}" + (f" ({stay})" if stay else "")
+
+
+def _wait_until_handed_over(endpoint: MellEndpoint, terminal: Terminal, shown: str, wait_s: float) -> dict[str, Any]:
+    """Wait until no request runs here, and show what is left whenever it is not as `shown`. Raises Failed."""
+    until_s = terminal.clock() + wait_s
+    for state in terminal.poll(endpoint.hand_over, WAIT_INTERVAL_S):
+        if (now := _shown_hand_over(state)) != shown:
+            terminal.show(shown := now)
+        if not state["here"]:
+            return state
+        if terminal.clock() > until_s:
+            break
+    raise Failed(f"after {wait_s:g} s: {shown}")
 
 
 class ModeChoice(StrEnum):

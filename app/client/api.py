@@ -18,6 +18,8 @@ CACHE = "/mell/cache"
 MATCH = "/mell/cache/match"
 COPY = "/mell/cache/copy"
 PIN = "/mell/cache/pin"
+HAND_OVER = "/mell/hand-over"
+HAND_OVER_REQUESTS = "/mell/hand-over/requests"
 COMPLETIONS = "/v1/completions"
 
 KEEPALIVE_S = 2.0
@@ -114,6 +116,26 @@ class ApiClient:
                 raise ErrorAnswer(response.status_code, response.reason_phrase, answer)
             async with aclosing(_events(response)) as events:
                 yield events
+
+    @asynccontextmanager
+    async def post_bytes(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+        """A call with a body of bytes, and the answer, also of an error, before its body. Raises httpx's errors."""
+        headers = {"Content-Type": "application/msgpack", **headers}
+        request = self.http.build_request("POST", path, content=body, headers=headers, timeout=self._stream_timeout)
+        async with aclosing(await self.http.send(request, stream=True)) as response:
+            yield response
+
+    async def hand_over(self) -> dict[str, Any]:
+        """The document at `/mell/hand-over`."""
+        return await self._call("GET", HAND_OVER, _object)
+
+    async def begin_hand_over(self, to: str, key: str | None) -> dict[str, Any]:
+        """Hand all requests over to the Mell at `to`, whose admin key is `key`; the answer."""
+        return await self._call("POST", HAND_OVER, _object, {"to": to, "admin_key": key})
+
+    async def undo_hand_over(self) -> dict[str, Any]:
+        """Hand no more requests over; the answer."""
+        return await self._call("DELETE", HAND_OVER, _object)
 
     async def state(self) -> dict[str, Any]:
         """The document at `/mell/state`."""

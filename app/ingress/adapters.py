@@ -14,7 +14,7 @@ from typing import Protocol
 from app.adapters import adapter_number
 from app.ingress.errors import ApiError
 from app.ingress.http.orders import LoadAdapter
-from deployments.api.protocols import AdapterApi, IngressApi, RemoteReplicas
+from deployments.api.protocols import AdapterApi, AdapterListApi, RemoteReplicas
 from deployments.serve.membership import Membership
 from migration.concurrency import settle
 from migration.protocol.core_messages import Adapter
@@ -56,7 +56,7 @@ class AdapterOrders:
         models: Collection[str],
         fixed: Sequence[Adapter],
         engines: tuple[RemoteReplicas[AdapterApi], Membership],
-        ingresses: tuple[RemoteReplicas[IngressApi], Membership],
+        ingresses: tuple[RemoteReplicas[AdapterListApi], Membership],
         serve: Callable[[Iterable[Adapter]], None],
     ) -> None:
         self._store = store

@@ -19,12 +19,13 @@ from app.ingress.config import IngressConfig
 from app.ingress.errors import ApiError
 from app.ingress.http.openapi import document
 from app.ingress.http.orders import CopyPrompt, MatchOrder, PromptOrder
+from app.ingress.streams.placing import NO_CONTENT, PromptContent
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import Family
 from migration.protocol.continuing import to_spec
-from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
+from migration.protocol.core_messages import Adapter, CoreRequest, decode_request, encode_request
 from migration.protocol.request import IngressId, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.model import AdapterId, RequestId, Tokens
@@ -134,6 +135,12 @@ class VllmApi:
         if not names:
             raise ApiError(422, frontend.why_unnamed(request), code="no_names")
         return names
+
+    def content(self, spec: RequestSpec) -> PromptContent:
+        """The names of the blocks of a request's prompt, if it has only text."""
+        if self._frontend is None or len(spec.body) > 1:
+            return NO_CONTENT
+        return PromptContent(self._frontend.names(decode_request(spec.body)))
 
     async def prefix(self, order: CopyPrompt, ingress: IngressId) -> RequestSpec:
         """A request of one token with the order's prompt.

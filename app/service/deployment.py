@@ -23,6 +23,8 @@ from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
+from app.ingress.hand_over.orders import HandOverOrders
+from app.ingress.hand_over.taking import TakenRequests
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.draining import CloseConnections, Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
@@ -37,7 +39,7 @@ from app.service.api import VllmApi
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
-from deployments.api.calls import MoveAnswer, MoveRejected
+from deployments.api.calls import HandOverCounts, HandOverTarget, MoveAnswer, MoveRejected
 from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
@@ -107,7 +109,7 @@ class IngressBackend:
         chooser = ClassChooser(config.service_classes, config.service_tiers)
         deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
         self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
-        self.draining = Draining(lambda: self.gate.running)
+        self.draining = Draining(lambda: self.gate.running + self.taken.count)
         self.streams = Streams(
             self.id,
             replicas,
@@ -117,6 +119,14 @@ class IngressBackend:
             config.max_engine_losses,
             lost=self.telemetry.lost.inc,
             tracer=self.tracer,
+        )
+        self.taken = TakenRequests(self.streams, self.id, api.content, config.service_classes)
+        self.hand_over = HandOverOrders(
+            f"{app}.{generation()}",
+            self.id,
+            self.streams,
+            (processes, self._ingresses),
+            taken=lambda: self.taken.count,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
@@ -169,7 +179,7 @@ class IngressBackend:
             return self.draining.reason
         if not self.progress.ended:
             return f"starting: {len(self._membership.running)} of {self.progress.initial} replicas run"
-        return None if self._membership.running else "no replica accepts requests"
+        return None if self.streams.serving else "no replica accepts requests"
 
     def version(self) -> dict[str, str]:
         """See `Backend.version`."""
@@ -286,6 +296,7 @@ class IngressBackend:
     async def close(self, within_s: float) -> None:
         """Stop the background tasks and flush the traces within `within_s` seconds."""
         self._refresher.cancel()
+        await self.hand_over.close()
         self._membership.stop()
         self._ingresses.stop()
         await self.tracer.close(within_s)
@@ -379,8 +390,16 @@ class IngressReplica:
         return await self._backend.own_metrics()
 
     async def refresh_adapters(self) -> None:
-        """See `IngressApi.refresh_adapters`."""
+        """See `AdapterListApi.refresh_adapters`."""
         await self._backend.refresh_adapters()
+
+    async def succeed(self, succession: HandOverTarget | None) -> None:
+        """See `HandOverApi.succeed`."""
+        self._backend.hand_over.succeed(succession)
+
+    async def hand_over_counts(self) -> HandOverCounts:
+        """See `HandOverApi.hand_over_counts`."""
+        return self._backend.hand_over.counts()
 
     async def __del__(self) -> None:
         self._control.close()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from migration.protocol.request import RequestSpec
+from migration.protocol.request import ModelIdentity, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import Blocks, PoolId, ReplicaId
@@ -95,3 +95,28 @@ class PinAnswer:
     blocks: Blocks = Blocks(0)
     refusal: PinRefusal | None = None
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverTarget:
+    """The Mell at `url` that takes all requests over, with its admin key.
+
+    `served` is the model that both serve, and the traits of requests that one of them cannot continue.
+    """
+
+    url: str
+    key: str | None = field(repr=False)
+    served: ModelIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverCounts:
+    """The requests of an ingress process: on replicas here, by the reason why they stay, and at another Mell.
+
+    `taken` are those that it serves for another Mell.
+    """
+
+    here: int
+    there: int
+    staying: dict[str, int]
+    taken: int

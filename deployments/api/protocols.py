@@ -7,7 +7,15 @@ Every call raises PeerLost if the replica is dead or unreachable, besides the ex
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from deployments.api.calls import MoveAnswer, PinAnswer, PlaceAnswer, PlaceCall, Submission
+from deployments.api.calls import (
+    HandOverCounts,
+    HandOverTarget,
+    MoveAnswer,
+    PinAnswer,
+    PlaceAnswer,
+    PlaceCall,
+    Submission,
+)
 from deployments.api.report import ReplicaReport
 from deployments.channels.wire import Batch, ChannelOffer, Failure, methods_of
 from deployments.engine.port import ProfileSession
@@ -17,7 +25,7 @@ from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import Peer
 from migration.protocol.record import CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId
+from migration.protocol.request import IngressId, ModelIdentity
 from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -57,6 +65,10 @@ class RequestApi(ReaderApi, Protocol):
 
     async def tasks(self) -> tuple[str, ...]:
         """The tasks of the replica's model, with vLLM's names."""
+        ...
+
+    async def served(self) -> ModelIdentity:
+        """The replica's model."""
         ...
 
 
@@ -191,12 +203,28 @@ class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, CopyApi, UtilityAp
         ...
 
 
-class IngressApi(MetricsApi, Protocol):
-    """The Ingress deployment."""
+class AdapterListApi(Protocol):
+    """An ingress, for the list of adapters."""
 
     async def refresh_adapters(self) -> None:
         """Serve the adapters that the store has now."""
         ...
+
+
+class HandOverApi(Protocol):
+    """An ingress, for the hand-over of all requests to another Mell."""
+
+    async def succeed(self, succession: HandOverTarget | None) -> None:
+        """Hand all requests over to another Mell from now on; None: no more requests."""
+        ...
+
+    async def hand_over_counts(self) -> HandOverCounts:
+        """The process's requests, here and at another Mell."""
+        ...
+
+
+class IngressApi(MetricsApi, AdapterListApi, HandOverApi, Protocol):
+    """The Ingress deployment."""
 
 
 class PlacingApi(Protocol):

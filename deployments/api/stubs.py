@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.calls import MoveAnswer, PinAnswer, PlaceCall, Submission
+from deployments.api.calls import HandOverCounts, HandOverTarget, MoveAnswer, PinAnswer, PlaceCall, Submission
 from deployments.api.protocols import (
     CHANNEL_METHODS,
     CONTROL_METHODS,
@@ -38,7 +38,7 @@ from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId
+from migration.protocol.request import IngressId, ModelIdentity
 from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -118,6 +118,10 @@ class EngineStub:
     async def tasks(self) -> tuple[str, ...]:
         """See `RequestApi.tasks`."""
         return await self._calls.call(EngineApi.tasks)
+
+    async def served(self) -> ModelIdentity:
+        """See `RequestApi.served`."""
+        return await self._calls.call(EngineApi.served)
 
     async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
         """See `ServingApi.submit`. Raises Unrouted if there is no channel to the replica yet, or no more."""
@@ -214,8 +218,16 @@ class IngressStub:
         return await self._calls.call(IngressApi.metrics)
 
     async def refresh_adapters(self) -> None:
-        """See `IngressApi.refresh_adapters`."""
+        """See `AdapterListApi.refresh_adapters`."""
         await self._calls.call(IngressApi.refresh_adapters)
+
+    async def succeed(self, succession: HandOverTarget | None) -> None:
+        """See `HandOverApi.succeed`."""
+        await self._calls.call(IngressApi.succeed, succession)
+
+    async def hand_over_counts(self) -> HandOverCounts:
+        """See `HandOverApi.hand_over_counts`."""
+        return await self._calls.call(IngressApi.hand_over_counts)
 
 
 class ServeReplicas(Generic[Api]):

@@ -54,7 +54,7 @@ from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.ports import PeerGroups
 from migration.protocol.record import CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId
+from migration.protocol.request import IngressId, ModelIdentity
 from migration.run.donor import CopyOrder
 from migration.run.profiling import measure
 from migration.run.source import Order
@@ -271,6 +271,10 @@ class EngineReplica:
     async def tasks(self) -> tuple[str, ...]:
         """See `RequestApi.tasks`."""
         return self._engine.tasks
+
+    async def served(self) -> ModelIdentity:
+        """See `RequestApi.served`."""
+        return ModelIdentity(self._engine.fingerprint.model, self._host.tied)
 
     def _submit(self, request: Submission) -> Refused | str:
         """Run a request that has come by a channel."""

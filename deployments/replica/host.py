@@ -306,8 +306,16 @@ class RequestHost:
         """The reason why a request must stay; None if it may move. Raises RequestGone."""
         return self._tied(self._live(request).spec)
 
+    @property
+    def tied(self) -> frozenset[Trait]:
+        """The traits of requests that must stay."""
+        return frozenset(trait for trait in Trait if self._tied_by(frozenset((trait,))))
+
     def _tied(self, spec: RequestSpec) -> Tie | None:
-        return Tie.POOLED if Trait.POOLED in spec.traits else self._engine.tied(spec.traits)
+        return self._tied_by(spec.traits)
+
+    def _tied_by(self, traits: frozenset[Trait]) -> Tie | None:
+        return Tie.POOLED if Trait.POOLED in traits else self._engine.tied(traits)
 
     # --- TargetHost -----------------------------------------------------------------------------------
 

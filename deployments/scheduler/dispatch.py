@@ -75,8 +75,8 @@ class Dispatch:
 
     def take(self, record: MigrationRecord) -> None:
         """Take the record of a migration, ordered by any scheduler or operator."""
-        if not self._records.keep(record) or record.trigger is Reason.LOST:
-            return  # A LOST request was resubmitted, not moved.
+        if not self._records.keep(record) or record.trigger in (Reason.LOST, Reason.HAND_OVER):
+            return  # The request was resubmitted, not moved.
         self._reports.pop(record.id, None)
         self._reports[record.id] = report_of(record)
 

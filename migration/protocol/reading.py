@@ -5,7 +5,7 @@ Every method takes one thing that happened and returns the actions that follow f
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -121,9 +121,10 @@ class Reader:
     `touched` are the replicas that may run it under whatever hop and have not been released.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: Iterable[int] = ()) -> None:
+        """`outputs` are the tokens that the request has already."""
         self.session = Session(TABLE, ReaderState.NEW)
-        self.cursor = Cursor()
+        self.cursor = Cursor(tokens=list(outputs))
         self.host = ReplicaId("")
         self.touched: set[ReplicaId] = set()
         self.moves = 0

@@ -58,6 +58,14 @@ class RequestSpec:
         return None if self.adapter is None else AdapterId(self.adapter.lora_int_id)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """A replica's model: its fingerprint (`Fingerprint.model`), and the traits of requests that it cannot continue."""
+
+    model: str
+    tied: frozenset[Trait]
+
+
 Extras = tuple[tuple[int, bytes], ...]
 """The yield of engine steps beside tokens, such as logprobs: pairs of the index of a step's first token, and a rest.
 

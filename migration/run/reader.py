@@ -82,7 +82,10 @@ class NotServed(Exception):
 class ReaderRun:
     """One request. All methods but `start` return at once."""
 
-    def __init__(self, spec: RequestSpec, reader: Reader, listener: Listener, world: ReaderWorld) -> None:
+    def __init__(
+        self, spec: RequestSpec, reader: Reader, listener: Listener, world: ReaderWorld, model: str | None = None
+    ) -> None:
+        """`model`: the fingerprint of the only model that may serve the request; None: the first one that does."""
         self.spec = spec
         self.reader = reader
         self._listener = listener
@@ -90,7 +93,7 @@ class ReaderRun:
         self._activity: asyncio.Task[None] | None = None
         self._releasing: set[ReleaseRequest] = set()
         self._taken = asyncio.Event()
-        self._model: str | None = None
+        self._model = self._required = model
         self._avoided: set[ReplicaId] = set()
         """The replicas that have refused, or were lost, since the last pause."""
         self._verdicts: dict[ReplicaId, Loss] = {}
@@ -241,7 +244,7 @@ class ReaderRun:
             world.journal.hosted(self.spec, reader, reader.origin, len(tokens))
             try:
                 self._model = await world.hosts.submit(
-                    replica, self.spec, reader.cursor.hop, tokens, self._model if tokens else None
+                    replica, self.spec, reader.cursor.hop, tokens, self._model if tokens else self._required
                 )
             except Refused as error:
                 self._take_refusal(replica, error)

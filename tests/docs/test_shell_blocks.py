@@ -20,6 +20,7 @@ from app.ingress.http.orders import (
     CopyPrompt,
     DrainOrder,
     DropOrder,
+    HandOverOrder,
     LevelOrder,
     LoadAdapter,
     MatchOrder,
@@ -62,6 +63,7 @@ ORDERS: dict[str, type[BaseModel]] = {
     "/mell/level": LevelOrder,
     "/mell/ingress/drain": DrainOrder,
     "/mell/nodes/NODE/drain": NodeDrainOrder,
+    "/mell/hand-over": HandOverOrder,
 }
 """The bodies of operators' orders, by path."""
 

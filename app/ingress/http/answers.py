@@ -321,6 +321,22 @@ class IngressDrain(Described):
     running_calls: int = Field(description="Calls that still run. Draining and without any, it may be ended.")
 
 
+class HandOverState(Described):
+    """A hand-over, and what the two Mells compare before it."""
+
+    protocol: int = Field(description="The version of hand-overs: both Mells must have the same.")
+    id: str = Field(description="The application's id, another one after each start of Serve.")
+    model: str | None = Field(
+        description="The fingerprint of the model, its files and vLLM; `null`: no replica answers."
+    )
+    tied: list[str] = Field(description="Properties of requests that no other engine continues exactly.")
+    to: str | None = Field(description="The Mell that takes the requests over; `null` without a hand-over.")
+    here: int = Field(description="Requests of this Mell's clients that run here, in all ingress processes.")
+    there: int = Field(description="Requests of this Mell's clients that run at another Mell.")
+    staying: dict[str, int] = Field(description="Those that run here to their ends, by reason.")
+    taken: int = Field(description="Requests of another Mell's clients that run here.")
+
+
 class NodeDrain(Described):
     """Nodes that are being emptied."""
 

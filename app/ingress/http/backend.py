@@ -5,6 +5,8 @@ from typing import Any, Protocol
 from app.ingress.access.admission import Gate
 from app.ingress.access.operators import OperatorAccess
 from app.ingress.engine_orders import EngineOrders
+from app.ingress.hand_over.orders import HandOverOrders
+from app.ingress.hand_over.taking import TakenRequests
 from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.node_orders import NodeOrders
@@ -28,6 +30,8 @@ class ControlBackend(Protocol):
     operators: OperatorAccess
     orders: EngineOrders
     nodes: NodeOrders
+    hand_over: HandOverOrders
+    taken: TakenRequests
     telemetry: RequestTelemetry
     settings: IngressSettings
 

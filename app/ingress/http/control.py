@@ -15,14 +15,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+from app.ingress.asgi import FrameStream, read_body
 from app.ingress.engine_orders import Failures
 from app.ingress.errors import ApiError
+from app.ingress.hand_over.rules import PROTOCOL_HEADER
 from app.ingress.http.answers import (
     BoundsSet,
     CarriedOut,
     Copied,
     DrainStarted,
     Dropped,
+    HandOverState,
     IngressDrain,
     LevelSet,
     Match,
@@ -54,6 +57,7 @@ from app.ingress.http.orders import (
     CopyPrompt,
     DrainOrder,
     DropOrder,
+    HandOverOrder,
     LevelOrder,
     LoadAdapter,
     MatchOrder,
@@ -308,6 +312,65 @@ async def drain_ingress(backend: Backend, order: DrainOrder = _PATIENT) -> Ingre
 async def undo_drain_of_ingress(backend: Backend) -> IngressDrain:
     """Undo the drain of the ingress process that answers."""
     return _ingress_drain(backend, backend.draining.undo())
+
+
+@operators.get("/mell/hand-over", response_model=HandOverState, response_description="The hand-over.")
+async def get_hand_over(backend: Backend) -> JSONResponse:
+    """Show a hand-over to another Mell."""
+    return JSONResponse(await backend.hand_over.document())
+
+
+@operators.post(
+    "/mell/hand-over",
+    response_model=HandOverState,
+    response_description="It has begun: `here` falls as requests are handed over.",
+    responses=refusals(*READING, 422),
+)
+async def hand_over(backend: Backend, order: HandOverOrder) -> JSONResponse:
+    """Hand all requests over to another Mell.
+
+    Running requests continue there after their tokens so far, and new ones begin there. Clients keep their connections
+    to this Mell, which passes the tokens on. The order may be repeated.
+
+    Refused:
+
+    - Nothing answers at `to`, or no Mell; its admin key is another one (422).
+    - `to` is this Mell, hands over itself, or has another version of hand-overs (422).
+    - It does not serve exactly the same model with the same vLLM, or no replica answers (422).
+    - This Mell hands over to another one (422).
+    """
+    return JSONResponse(await backend.hand_over.begin(order.to, order.admin_key))
+
+
+@operators.delete("/mell/hand-over", response_model=HandOverState, response_description="New requests begin here.")
+async def undo_hand_over(backend: Backend) -> JSONResponse:
+    """Hand no more requests over.
+
+    Those that have been handed over go on there.
+    """
+    return JSONResponse(await backend.hand_over.undo())
+
+
+@operators.post(
+    "/mell/hand-over/requests",
+    response_class=Response,
+    response_description="The request's events, in frames of MessagePack.",
+    responses={**text("application/octet-stream"), **refusals(*READING, 422)},
+)
+async def take_request(backend: Backend, http: Request) -> Response:
+    """Take a request of another Mell, which hands it over.
+
+    For Mell only: `app/ingress/hand_over/wire.py` has the format. Closing the connection ends the request.
+
+    Refused:
+
+    - The body is no request (400).
+    - The header `X-Mell-Hand-Over` has another version (422).
+    """
+    limit = backend.settings.max_body_bytes + backend.settings.max_media_bytes
+    body = await read_body(http, limit, "application/msgpack")
+    handed = backend.taken.parse(http.headers.get(PROTOCOL_HEADER), body)
+    return FrameStream(backend.taken.answer(handed, backend.hand_over.closed))
 
 
 @operators.post(

@@ -89,6 +89,15 @@ class NodeDrainOrder(OrderBody, json_schema_extra={"examples": [{"within_s": 150
     )
 
 
+class HandOverOrder(OrderBody, json_schema_extra={"examples": [{"to": "http://mell-new:8000"}]}):
+    """Body of POST /mell/hand-over."""
+
+    to: str = Field(min_length=1, max_length=2048, description="The URL of the other Mell's ingress, without `/v1`.")
+    admin_key: str | None = Field(
+        None, min_length=1, max_length=1024, description="The other Mell's `ingress.admin_key`, if it has one."
+    )
+
+
 class StartProfile(OrderBody, json_schema_extra={"examples": [{"max_iterations": 50}]}):
     """Body of POST /mell/start_profile, as vLLM has it. All members are optional."""
 

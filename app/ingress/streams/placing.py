@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from deployments.api.calls import PlaceCall
@@ -76,7 +77,7 @@ class Placer:
         """Set the content of a request that will be placed, until it has `ended`."""
         self._contents[request] = content
 
-    async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
+    async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
         """A replica for the request that is not in `exclude`; None if there is none at the moment."""
         tokens = Tokens(spec.prompt_tokens + outputs)
         content = self._contents.get(spec.id, NO_CONTENT)
@@ -152,5 +153,5 @@ class Placer:
             with contextlib.suppress(Exception):  # It learns of them from the replica's next report.
                 await self._decide_all(calls)
 
-    def _others(self, exclude: set[ReplicaId]) -> list[ReplicaId]:
+    def _others(self, exclude: AbstractSet[ReplicaId]) -> list[ReplicaId]:
         return [r for r in self._membership.running if r not in exclude]

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from app.ingress.streams.placing import Placer
 from deployments.api.calls import Submission
@@ -15,7 +15,7 @@ from deployments.serve.coalesce import Coalescer
 from deployments.serve.routing import Unrouted
 from migration.protocol.errors import PeerLost
 from migration.protocol.ports import Clock
-from migration.protocol.request import RequestSpec
+from migration.protocol.request import ModelIdentity, RequestSpec
 from policies.model import ReplicaId, RequestId
 
 RECONNECT_S = 0.05
@@ -27,12 +27,44 @@ _CALL_S = 5.0
 Answer = TypeVar("Answer")
 
 
+class Successor(Protocol):
+    """Another Mell that takes over the requests of this one, as the host `id` of their readers."""
+
+    id: ReplicaId
+
+    def takes(self, spec: RequestSpec, outputs: int) -> bool:
+        """True if a request with that many output tokens may be handed over now."""
+        ...
+
+    async def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> str:
+        """Have it run a request, whose events come by `Streams.take` and `Streams.lose`. Returns its model.
+
+        Raises:
+            Refused: it does not run the request.
+            PeerLost: it does not answer.
+        """
+        ...
+
+    def release(self, request: RequestId, hop: int | None) -> None:
+        """See `Hosts.release`."""
+        ...
+
+    def forget(self, request: RequestId) -> None:
+        """The request has ended."""
+        ...
+
+
 class EngineCalls:
-    """Implements `migration.protocol.ports.Hosts`. `down` are the listed replicas whose streams cannot be read."""
+    """Implements `migration.protocol.ports.Hosts`. `down` are the listed replicas whose streams cannot be read.
+
+    Requests go to `successor`, if there is one that takes them; `successors` are all there have been.
+    """
 
     def __init__(self, replicas: RemoteReplicas[ServingApi], placer: Placer, clock: Clock = time.monotonic) -> None:
         self.running: tuple[ReplicaId, ...] = ()
         self.down: set[ReplicaId] = set()
+        self.successor: Successor | None = None
+        self.successors: dict[ReplicaId, Successor] = {}
         self._change = asyncio.Event()
         self._replicas = replicas
         self._placer = placer
@@ -68,7 +100,10 @@ class EngineCalls:
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
         """See `Hosts.place`."""
-        return await self._placer.place(spec, outputs, set(exclude))
+        successor = self.successor
+        if successor is not None and successor.id not in exclude and successor.takes(spec, outputs):
+            return successor.id
+        return await self._placer.place(spec, outputs, exclude - self.successors.keys())
 
     async def submit(
         self, replica: ReplicaId, spec: RequestSpec, hop: int, outputs: tuple[int, ...], model: str | None
@@ -77,6 +112,8 @@ class EngineCalls:
 
         The replica answers a submission with an adapter once the adapter is loaded, so only others with it wait behind.
         """
+        if replica in self.successors:
+            return await self.successors[replica].submit(spec, hop, outputs)
 
         async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
             return await self._call(replica, lambda engine: engine.submit(requests))
@@ -95,8 +132,14 @@ class EngineCalls:
         """The tasks of a replica's model. Raises PeerLost."""
         return await self._call(replica, lambda engine: engine.tasks())
 
+    async def served(self, replica: ReplicaId) -> ModelIdentity:
+        """A replica's model. Raises PeerLost."""
+        return await self._call(replica, lambda engine: engine.served())
+
     async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
-        """See `Hosts.attach`."""
+        """See `Hosts.attach`. A successor repeats nothing: its connection is whole or broken."""
+        if replica in self.successors:
+            return False
         return await self._call(replica, lambda engine: engine.attach(request, hop, index))
 
     async def keep(self, replica: ReplicaId, request: RequestId, hop: int, next_hop: int) -> None:
@@ -105,6 +148,9 @@ class EngineCalls:
 
     async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None:
         """See `Hosts.release`. It waits for as long as the replica stands still: nobody waits for it."""
+        if replica in self.successors:
+            self.successors[replica].release(request, hop)
+            return
         await self._replicas.at(replica).release(request, hop)
 
     async def _call(self, replica: ReplicaId, call: Callable[[ServingApi], Awaitable[Answer]]) -> Answer:

@@ -10,10 +10,11 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from app.ingress.streams.placing import NO_CONTENT, Placer, PromptContent
-from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
+from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls, Successor
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.serve.membership import Membership
@@ -23,7 +24,8 @@ from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock, Listener
 from migration.protocol.reading import Reader, SegmentOrigin
 from migration.protocol.record import MigrationRecord, Outcome
-from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
+from migration.protocol.request import Delta, IngressId, Lost, ModelIdentity, Moved, RequestSpec, StreamEvent
+from migration.protocol.tables.reader import ReaderState
 from migration.run.reader import ReaderRun, ReaderWorld
 from policies.causes import Cause
 from policies.model import PoolId, ReplicaId, RequestId
@@ -54,7 +56,7 @@ class Streams:
         self._tracer = tracer
         self._clock = clock
         self._calls = EngineCalls(replicas, placer, clock)
-        journal = RequestJournal(scheduler, placer.pool, tracer)
+        journal = RequestJournal(scheduler, placer.pool, tracer, self._calls.successors.keys())
         self._world = ReaderWorld(self._calls, journal, clock, patience_s, max_engine_losses, lost)
         self._live: dict[RequestId, ReaderRun] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -77,11 +79,11 @@ class Streams:
 
     @property
     def serving(self) -> bool:
-        """True if a replica is running."""
+        """True if a replica is running, or another Mell takes requests over."""
         return self._serving.is_set()
 
     async def wait_until_serving(self, within_s: float) -> None:
-        """Return once a replica is running, or after `within_s` seconds."""
+        """Return once `serving` is true, or after `within_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._serving.wait()
@@ -94,32 +96,94 @@ class Streams:
                     return await self._calls.tasks(replica)
             await asyncio.sleep(RECONNECT_S)
 
+    async def served(self) -> ModelIdentity | None:
+        """The served model, of the first replica that answers; None if none does."""
+        for replica in self._calls.running:
+            with contextlib.suppress(MigrationError):
+                return await self._calls.served(replica)
+        return None
+
+    # --- for a hand-over ------------------------------------------------------------------------------
+
+    def by_place(self) -> tuple[list[tuple[RequestSpec, int]], int]:
+        """The requests on replicas, with the numbers of their output tokens; the number of those at other Mells."""
+        running = [run for run in self._live.values() if not run.reader.over]
+        here = [run for run in running if run.reader.host not in self._calls.successors]
+        return [(run.spec, run.reader.cursor.next_index) for run in here], len(running) - len(here)
+
+    def succeed(self, successor: Successor | None) -> None:
+        """Have another Mell take over new requests, and those that `hand_over` gives it; None: none does any more.
+
+        Those that it has stay there.
+        """
+        self._calls.successor = successor
+        if successor is not None:
+            self._calls.successors[successor.id] = successor
+        self._set_serving()
+
+    def hand_over(self, at_once: int) -> None:
+        """Begin to hand over running requests, so that at most `at_once` are between two hosts.
+
+        Each is given up here, and submitted with the tokens that have arrived. A request that moves is left alone.
+        """
+        successor, runs = self._calls.successor, list(self._live.values())
+        if successor is None:
+            return
+        between = sum(run.reader.state is ReaderState.PLACING for run in runs)
+        for run in runs:
+            reader = run.reader
+            if between >= at_once:
+                break
+            if (
+                reader.state is ReaderState.READING
+                and reader.host not in self._calls.successors
+                and successor.takes(run.spec, reader.cursor.next_index)
+            ):
+                between += 1
+                run.host_lost(reader.host, f"handed over to {successor.id}")
+
+    def lose(self, request: RequestId, host: ReplicaId, hop: int, reason: str) -> None:
+        """The connection to another Mell for a request under `hop` has broken."""
+        run = self._live.get(request)
+        if run is not None and run.reader.cursor.hop == hop:
+            run.host_lost(host, reason)
+
+    # --- of one ingress -------------------------------------------------------------------------------
+
     def watch(self, membership: Membership) -> None:
         """Read every replica that is running. A replica that is stopping is read until it ends its stream."""
         self._calls.follow(membership.running)
         self._unlisted = self._readers.keys() - set(membership.running)
         self._stopping -= set(membership.running)
-        if membership.running:
-            self._serving.set()
-        else:
-            self._serving.clear()
+        self._set_serving()
         for replica in membership.running:
             if replica not in self._readers or self._readers[replica].done():
                 self._readers[replica] = reading = asyncio.create_task(self._read(replica))
                 reading.add_done_callback(partial(self._forget_reader, replica))
 
+    def _set_serving(self) -> None:
+        if self._calls.running or self._calls.successor is not None:
+            self._serving.set()
+        else:
+            self._serving.clear()
+
     @contextlib.asynccontextmanager
     async def run(
-        self, spec: RequestSpec, reader: Reader, listener: Listener, content: PromptContent = NO_CONTENT
+        self,
+        spec: RequestSpec,
+        reader: Reader,
+        listener: Listener,
+        content: PromptContent = NO_CONTENT,
+        model: str | None = None,
     ) -> AsyncIterator[None]:
         """Have a request served, with its output for `listener`; on leaving, it is ended wherever it is.
 
-        `content` decides with the load on its replica.
+        `content` decides with the load on its replica, which has to serve `model` (None: any).
 
         Raises:
             NotServed: no replica took it.
         """
-        run = ReaderRun(spec, reader, listener, self._world)
+        run = ReaderRun(spec, reader, listener, self._world, model)
         self._live[spec.id] = run
         self._placer.describe(spec.id, content)
         self._tracer.opened(spec.id)
@@ -131,6 +195,8 @@ class Streams:
             run.leave()
             self._tracer.closed(spec.id, reader.cursor.finish)
             self._placer.ended(spec.id)
+            for successor in self._calls.successors.values():
+                successor.forget(spec.id)
 
     # --- the replicas' streams ------------------------------------------------------------------------
 
@@ -153,7 +219,7 @@ class Streams:
                         connected = True
                         self._reconnected(replica)
                     for event in batch:
-                        self._take(event, replica)
+                        self.take(event, replica)
             except Unrouted as error:
                 reason = str(error)
             except PeerLost as error:
@@ -190,7 +256,8 @@ class Streams:
         for run in list(self._live.values()):
             run.reconnected(replica)
 
-    def _take(self, word: StreamEvent, replica: ReplicaId) -> None:
+    def take(self, word: StreamEvent, replica: ReplicaId) -> None:
+        """An event of a replica, or of another Mell."""
         if run := self._live.get(word.request):
             run.take(word, replica)
         elif not isinstance(word, Lost | Moved) and not (isinstance(word, Delta) and word.finish is not None):
@@ -203,9 +270,15 @@ class Streams:
 
 
 class RequestJournal:
-    """Implements `Journal`: traces of all that happens to requests, records of those that a replica lost."""
+    """Implements `Journal`: traces of all that happens to requests, records of those that continue on another host.
 
-    def __init__(self, scheduler: SchedulerClient[NoticeApi], pool: PoolId, tracer: Tracer) -> None:
+    Of these, `successors` are other Mells.
+    """
+
+    def __init__(
+        self, scheduler: SchedulerClient[NoticeApi], pool: PoolId, tracer: Tracer, successors: AbstractSet[ReplicaId]
+    ) -> None:
+        self._successors = successors
         self._scheduler = scheduler
         self._pool = pool
         self._tracer = tracer
@@ -224,6 +297,8 @@ class RequestJournal:
 
     def continued(self, spec: RequestSpec, reader: Reader, lost: ReplicaId, reason: str, took_s: float) -> None:
         """See `Journal.continued`. A resubmission is a migration by tokens, and is recorded as one."""
+        handed = reader.host in self._successors
+        trigger = Reason.HAND_OVER if handed else Reason.LOST
         record = MigrationRecord(
             id=uuid.uuid4().hex[:16],
             request_id=spec.id,
@@ -231,9 +306,9 @@ class RequestJournal:
             source=lost,
             target=reader.host,
             path=Path.TOKENS,
-            reason=f"{Reason.LOST}: {reason}",
-            trigger=Reason.LOST,
-            cause=Cause.PEER_LOST,
+            reason=trigger if handed else f"{trigger}: {reason}",
+            trigger=trigger,
+            cause=None if handed else Cause.PEER_LOST,
             state="resubmitted",
             outcome=Outcome.COMMITTED,
             pause_s=took_s,
@@ -241,7 +316,8 @@ class RequestJournal:
             started_at=time.time() - took_s,
             pool=self._pool,
         )
-        log.warning(
+        log.log(
+            logging.INFO if handed else logging.WARNING,
             "request %s continues on %s: %s",
             spec.id,
             reader.host,

@@ -33,6 +33,9 @@ class FakeMell:
     draining: list[str] = field(default_factory=list)
     on_nodes: list[str] = field(default_factory=list)
     unpinned: dict[str, str] = field(default_factory=dict)
+    handing: dict[str, Any] = field(
+        default_factory=lambda: {"to": None, "here": 2, "there": 0, "staying": {}, "taken": 0}
+    )
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -45,6 +48,7 @@ class FakeMell:
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
                 Route("/mell/nodes/{node}/drain", self._drain_node, methods=["POST"]),
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
+                Route("/mell/hand-over", self._hand_over, methods=["GET", "POST", "DELETE"]),
                 Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
                 Route("/mell/mode", self._echo, methods=["POST"]),
                 Route("/mell/bounds", self._echo, methods=["POST"]),
@@ -98,6 +102,14 @@ class FakeMell:
     async def _drop(self, request: Request) -> Response:
         self.orders.append(await request.json())
         return self._refused(request) or JSONResponse(self.dropped)
+
+    async def _hand_over(self, request: Request) -> Response:
+        if request.method == "POST":
+            self.orders.append(order := await request.json())
+            self.handing |= {"to": order["to"]}
+        elif request.method == "DELETE":
+            self.handing |= {"to": None}
+        return self._refused(request) or JSONResponse(self.handing)
 
     async def _drain_node(self, request: Request) -> Response:
         self.orders.append((request.path_params["node"], await request.json()))

@@ -107,6 +107,17 @@ def test_an_order_to_drain_a_node_names_it_or_this_one(at: Mell, mell: FakeMell)
     assert [at("node", "drain", *words).exit_code for words in ([], ["gpu-a", "--self"])] == [2, 2]
 
 
+def test_a_hand_over_is_ordered_shown_and_undone(at: Mell, mell: FakeMell) -> None:
+    to = "http://new:8000"
+    assert at("hand-over", "--to", to).stdout == f"to {to}: 2 requests here, 0 there\n"
+    assert json.loads(at("hand-over", "--json").stdout)["to"] == to
+    assert at("hand-over", "--to", to, "--to-admin-key", "their-key").exit_code == 0
+    assert at("hand-over", "--to", to, "--admin-key", "our-key").exit_code == 0
+    assert [order["admin_key"] for order in mell.orders] == [None, "their-key", "our-key"]
+    assert at("hand-over", "--undo").stdout == "no hand-over: 2 requests here, 0 there\n"
+    assert [at("hand-over", *words).exit_code for words in (["--to", "no-url"], ["--undo", "--to", to])] == [2, 2]
+
+
 def test_an_order_sets_the_bounds(at: Mell, mell: FakeMell) -> None:
     order = {"min_replicas": 1, "max_replicas": 3}
     assert at("bounds", "1", "3").stdout == "at least 1 replica, at most 3\n"

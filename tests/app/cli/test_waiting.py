@@ -8,7 +8,7 @@ import pytest
 from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed, NotThere
 from app.cli.migrations import follow
-from app.cli.orders import drain, drain_node, move
+from app.cli.orders import drain, drain_node, hand_over, move
 from app.cli.terminal import PATIENCE_S
 from app.cli.top import TopScreen, top
 from migration.protocol.record import Outcome
@@ -104,6 +104,29 @@ def test_a_drain_of_a_node_waits_no_longer_than_asked(url: str, mell: FakeMell) 
     stage.then = [lambda: None] * 100
     with MellEndpoint(url) as endpoint, pytest.raises(Failed, match="after 5 s: 1 request left on a"):
         drain_node(endpoint, stage.terminal, "gpu-a", 5.0)
+    assert 5 < stage.now_s < 7
+
+
+def test_a_hand_over_waits_until_no_request_is_here(url: str, mell: FakeMell) -> None:
+    stage = Stage()
+    stage.then = [
+        lambda: None,
+        lambda: mell.handing.update(here=1, there=1, staying={"LoRA adapter": 1}),
+        lambda: mell.handing.update(here=0, staying={}),
+    ]
+    with MellEndpoint(url) as endpoint:
+        hand_over(endpoint, stage.terminal, "http://new", None, undo=False, wait_s=60.0)
+    assert stage.text.splitlines()[-2:] == [
+        "to http://new: 1 request here, 1 there (1 to the end: LoRA adapter)",
+        "to http://new: 0 requests here, 1 there",
+    ]
+
+
+def test_a_hand_over_waits_no_longer_than_asked(url: str, mell: FakeMell) -> None:
+    stage = Stage()
+    stage.then = [lambda: None] * 100
+    with MellEndpoint(url) as endpoint, pytest.raises(Failed, match="after 5 s: to http://new: 2 requests here"):
+        hand_over(endpoint, stage.terminal, "http://new", None, undo=False, wait_s=5.0)
     assert 5 < stage.now_s < 7
 
 

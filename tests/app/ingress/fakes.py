@@ -26,16 +26,19 @@ from app.ingress.access.operators import OperatorAccess
 from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
+from app.ingress.hand_over.orders import HandOverOrders
+from app.ingress.hand_over.taking import TakenRequests
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.draining import Draining
 from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.node_orders import NodeOrders
-from app.ingress.streams.placing import Placer
+from app.ingress.streams.placing import NO_CONTENT, Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
 from app.ingress.telemetry.scrape import MetricsScope
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PinAnswer, PinRefusal, PlaceCall, Submission
+from deployments.api.protocols import HandOverApi
 from deployments.channels.wire import Batch
 from deployments.engine.port import ProfileSession, Tie
 from deployments.replica.moves import Moves
@@ -48,7 +51,7 @@ from migration.protocol.messages import PathRequest, Tail
 from migration.protocol.ports import Generated, Loss, OutputSink
 from migration.protocol.reading import Output, Reader
 from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord
-from migration.protocol.request import IngressId, RequestSpec, Trait
+from migration.protocol.request import IngressId, ModelIdentity, RequestSpec, Trait
 from migration.protocol.rounds import CopyLimits
 from migration.run.donor import CopyOrder
 from migration.run.reader import NotServed, ReaderRun
@@ -292,6 +295,9 @@ class ReplicaWire:
 
     async def tasks(self) -> tuple[str, ...]:
         return await self._call("tasks", lambda replica: replica.engine.tasks)
+
+    async def served(self) -> ModelIdentity:
+        return await self._call("served", lambda replica: ModelIdentity(replica.model, replica.host.tied))
 
     async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
         return await self._call("submit", lambda replica: [_submit(replica, request) for request in requests])
@@ -611,6 +617,16 @@ class FakeNodes:
         self.drained.append((id, within_s))
 
 
+class Ingresses:
+    """Implements `RemoteReplicas[HandOverApi]` without any other ingress."""
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> HandOverApi:
+        raise AssertionError(replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+
 class Backend:
     """Implements `ControlBackend` and `Backend` over a service; `answer` replaces the answers to orders."""
 
@@ -631,7 +647,11 @@ class Backend:
         self.service = service
         self.gate = gate or Gate()
         self.operators = OperatorAccess(admin_key)
-        self.draining = Draining(lambda: self.gate.running)
+        self.taken = TakenRequests(service.streams, INGRESS, lambda spec: NO_CONTENT)
+        self.hand_over = HandOverOrders(
+            f"mell.{id(self)}", INGRESS, service.streams, (Ingresses(), FakeMembership()), lambda: self.taken.count
+        )
+        self.draining = Draining(lambda: self.gate.running + self.taken.count)
         self.telemetry = RequestTelemetry(model)
         self.settings = IngressSettings.model_construct(
             max_body_bytes=max_body_bytes,

@@ -142,9 +142,9 @@ async def test_the_state_kept_for_a_replica_can_be_dropped() -> None:
 
 @pytest.mark.parametrize("method", methods(IngressApi))
 async def test_an_ingresss_stub_calls_the_method_of_that_name(method: str) -> None:
-    handles = Handles()
-    await getattr(ServeReplicas(cast(ReplicaHandles, handles), IngressStub).at(R), method)()
-    assert handles.calls == [("routed", R, method)]
+    handles, given = Handles(), arguments(IngressApi, method)
+    await getattr(ServeReplicas(cast(ReplicaHandles, handles), IngressStub).at(R), method)(*given)
+    assert handles.calls == [("routed", R, method, *given)]
     assert inspect.iscoroutinefunction(getattr(IngressReplica, method))
 
 

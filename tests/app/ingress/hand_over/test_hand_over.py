@@ -1,0 +1,319 @@
+"""Two Mells and HTTP between them: streams of the one continue at the other, with the tokens of an undisturbed run."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from app.client.api import HAND_OVER, HAND_OVER_REQUESTS
+from app.ingress.hand_over.rules import PROTOCOL_HEADER
+from app.ingress.http.server import HttpServer, listen
+from deployments.engine.port import Tie
+from migration.protocol.core_messages import Adapter
+from migration.protocol.request import RequestSpec, Trait
+from migration.run.reader import NotServed
+from policies.plan import Reason
+from tests.app.ingress.fakes import (
+    PATIENT,
+    Api,
+    Conversation,
+    Service,
+    eventually,
+    make_api,
+    make_service,
+    output,
+)
+from tests.app.ingress.streams.streaming import whole
+from tests.migration.world import spec
+
+KEY = "the-admin-key-of-b"
+STEP_S = 0.004
+LONG = 300
+
+
+@dataclass
+class Mell:
+    """A Mell at `url`, until it is cut off."""
+
+    api: Api
+    url: str
+    server: HttpServer
+
+    @property
+    def service(self) -> Service:
+        return self.api.backend.service
+
+    async def cut(self) -> None:
+        """End all connections, and take no more."""
+        for connection in list(self.server._server.server_state.connections):
+            connection.transport.abort()
+        await self.server.close(1)
+
+    def kill_replicas(self) -> None:
+        for name in "ab":
+            self.service.kill(name)
+
+    async def state(self) -> dict[str, Any]:
+        document: dict[str, Any] = (await self.api.get(HAND_OVER, headers=BEARER)).json()
+        return document
+
+
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+async def start(key: str | None = None, names: str = "ab", **options: Any) -> Mell:
+    api = make_api(make_service(names, step_s=STEP_S, limits=PATIENT, **options), admin_key=key)
+    listening = await listen("127.0.0.1", 0, "mell", wait_s=0)
+    return Mell(api, f"http://127.0.0.1:{listening.getsockname()[1]}", HttpServer(api.app, listening))
+
+
+@dataclass
+class Two:
+    """`a` hands over to `b`, which has an admin key."""
+
+    a: Mell
+    b: Mell
+
+    async def hand_over(self, to: str | None = None, key: str | None = KEY) -> httpx.Response:
+        return await self.a.api.post(HAND_OVER, json={"to": to or self.b.url, "admin_key": key})
+
+    async def handed_over(self) -> None:
+        """Order it, and wait until all requests of `a` run at `b`, and none on its replicas."""
+        response = await self.hand_over()
+        assert response.status_code == 200, response.text
+        a, b = self.a.service, self.b.api.backend.taken
+        await eventually(lambda: b.count == a.streams.count and not any(r.host._runs for r in a.replicas.values()))
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[Two]:
+    pair = Two(await start(), await start(KEY))
+    yield pair
+    for mell in (pair.a, pair.b):
+        await mell.api.backend.hand_over.close()
+        await mell.cut()
+
+
+async def opened(two: Two, stack: contextlib.AsyncExitStack, *requests: RequestSpec) -> list[Conversation]:
+    conversations = [await stack.enter_async_context(two.a.service.open(request)) for request in requests]
+    for conversation in conversations:
+        await two.a.service.reading(conversation, 5)
+    return conversations
+
+
+async def test_streams_continue_at_the_other_mell_and_replicas_are_idle(two: Two) -> None:
+    requests = [spec(f"r{n}", tokens=LONG + n) for n in range(40)]
+    async with contextlib.AsyncExitStack() as stack:
+        conversations = await opened(two, stack, *requests)
+        await two.handed_over()
+        assert (await two.a.state())["there"] == 40 and (await two.b.state())["taken"] == 40
+        assert not any(conversation.ended for conversation in conversations)
+        for request, conversation in zip(requests, conversations, strict=True):
+            assert await output(conversation, 30) == whole(request)
+            assert conversation.reader.host == two.b.url
+    records = two.a.service.scheduler.records
+    assert len(records) == 40 and {record.trigger for record in records} == {Reason.HAND_OVER}
+    await two.a.service.idle()
+    await two.b.service.idle()
+    assert two.b.api.backend.taken.count == 0
+
+
+async def test_new_requests_begin_there(two: Two) -> None:
+    await two.handed_over()
+    response = await two.a.api.complete(max_tokens=9)
+    direct = await two.b.api.complete(max_tokens=9)
+    assert response.json()["choices"] == direct.json()["choices"]
+    assert not [call for call in two.a.service.wires.calls if call[1] == "submit"]
+
+
+async def test_they_begin_there_without_a_replica_here(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        await two.handed_over()
+        two.a.kill_replicas()
+        assert two.a.service.streams.serving
+        assert (await two.a.api.complete(max_tokens=9)).status_code == 200
+        assert await output(conversation, 30) == whole(request)
+
+
+async def test_a_client_that_leaves_ends_its_request_there(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        await opened(two, stack, spec(tokens=LONG))
+        await two.handed_over()
+        assert two.b.api.backend.taken.count == 1
+    await eventually(lambda: two.b.api.backend.taken.count == 0)
+    await two.b.service.idle()
+
+
+async def test_streams_come_back_if_the_connection_breaks(two: Two) -> None:
+    requests = [spec(f"r{n}", tokens=LONG) for n in range(10)]
+    async with contextlib.AsyncExitStack() as stack:
+        conversations = await opened(two, stack, *requests)
+        await two.handed_over()
+        await two.b.cut()
+        for request, conversation in zip(requests, conversations, strict=True):
+            assert await output(conversation, 30) == whole(request)
+            assert conversation.reader.host in two.a.service.replicas
+        assert (await two.a.api.complete(max_tokens=9)).status_code == 200
+
+
+async def test_without_a_replica_here_a_broken_connection_ends_them_as_lost(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, spec(tokens=LONG))
+        await two.handed_over()
+        two.a.kill_replicas()
+        await two.b.cut()
+        with pytest.raises(NotServed, match="no replica is available"):
+            await output(conversation, 30)
+
+
+async def test_streams_survive_a_death_at_the_other_mell(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        await two.handed_over()
+        two.b.service.kill("a")
+        assert await output(conversation, 30) == whole(request)
+        assert conversation.reader.host == two.b.url
+
+
+async def test_what_cannot_be_continued_exactly_stays_to_its_end(two: Two) -> None:
+    for replica in two.b.service.replicas.values():
+        replica.engine.tied = lambda traits: Tie.SEEDED if Trait.SEEDED in traits else None  # type: ignore[method-assign]
+    seeded = replace(spec("seeded", tokens=LONG), traits=frozenset({Trait.SEEDED}))
+    adapted = replace(spec("adapted", tokens=LONG), adapter=Adapter("sql", 1, "/sql"))
+    async with contextlib.AsyncExitStack() as stack:
+        conversations = await opened(two, stack, seeded, adapted, spec("plain", tokens=LONG))
+        response = await two.hand_over()
+        assert response.status_code == 200
+        await eventually(lambda: conversations[2].reader.host == two.b.url)
+        state = await two.a.state()
+        assert (state["here"], state["there"]) == (2, 1) and sum(state["staying"].values()) == 2
+        for conversation in conversations:
+            assert await output(conversation, 30) == whole(conversation.spec)
+        assert [c.reader.host for c in conversations] == ["a", "a", two.b.url]
+
+
+async def test_what_is_refused_there_goes_on_here_and_is_not_tried_again(two: Two) -> None:
+    two.b.service.tie()
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        assert (await two.hand_over()).status_code == 200
+        async with asyncio.timeout(5):
+            while (await two.a.state())["staying"] != {"refused there": 1}:
+                await asyncio.sleep(0.01)
+        assert await output(conversation, 30) == whole(request) and conversation.reader.host in "ab"
+        assert two.b.service.wires.calls.count(("a", "submit")) == 1
+
+
+async def test_it_is_repeated_and_undone(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        await two.handed_over()
+        await two.handed_over()
+        assert (await two.a.state())["to"] == two.b.url
+        for _ in range(2):
+            assert (await two.a.api.send("DELETE", HAND_OVER)).json()["to"] is None
+        (second,) = await opened(two, stack, other := spec("other", tokens=LONG))
+        assert second.reader.host == "a" and conversation.reader.host == two.b.url
+        assert await output(conversation, 30) == whole(request) and await output(second, 30) == whole(other)
+
+
+async def test_a_target_that_is_full_of_refusals_costs_nothing(two: Two) -> None:
+    for replica in two.b.service.replicas.values():
+        replica.host.stopping = True
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        assert (await two.hand_over()).status_code == 200
+        assert await output(conversation, 30) == whole(request) and conversation.reader.host in "ab"
+
+
+# --- bad orders ---------------------------------------------------------------------------------------
+
+
+async def refused(two: Two, why: str, to: str | None = None, key: str | None = KEY) -> None:
+    """An order is refused with the reason, and a stream goes on here."""
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=60))
+        response = await two.hand_over(to, key)
+        assert response.status_code == 422 and why in response.json()["error"]["message"], response.text
+        assert await output(conversation, 30) == whole(request) and conversation.reader.host == "a"
+    assert (await two.a.state())["to"] is None
+
+
+@pytest.mark.parametrize("key", [None, "another-key"])
+async def test_the_admin_key_of_the_target_is_needed(two: Two, key: str | None) -> None:
+    await refused(two, "the admin key is not that Mell's", key=key)
+
+
+async def test_the_own_admin_key_is_needed(two: Two) -> None:
+    two.a.api.backend.require("own-admin-key")
+    assert (await two.hand_over()).status_code == 401
+
+
+async def test_nobody_at_the_url(two: Two) -> None:
+    await refused(two, "does not answer", "http://127.0.0.1:9")
+
+
+async def test_no_url(two: Two) -> None:
+    await refused(two, "is no Mell", "ftp://mell")
+
+
+async def test_itself(two: Two) -> None:
+    await refused(two, "is this Mell itself", two.a.url)
+
+
+async def test_another_model(two: Two) -> None:
+    for replica in two.b.service.replicas.values():
+        replica.model = "another"
+    await refused(two, "does not serve exactly the same model")
+
+
+async def test_no_replica_there(two: Two) -> None:
+    two.b.kill_replicas()
+    await refused(two, "has answered: try again")
+
+
+async def test_a_server_that_is_no_mell(two: Two) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        await refused(two, "is no Mell", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+async def test_in_a_circle(two: Two) -> None:
+    await two.handed_over()
+    response = await two.b.api.post(HAND_OVER, json={"to": two.a.url}, headers=BEARER)
+    assert response.status_code == 422
+    assert f"hands its requests over to {two.b.url}, and takes none" in response.json()["error"]["message"]
+
+
+async def test_two_orders_at_once_make_no_circle(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        back = two.b.api.post(HAND_OVER, json={"to": two.a.url}, headers=BEARER)
+        await asyncio.gather(two.hand_over(), back)
+        assert await output(conversation, 30) == whole(request)
+        assert (await two.a.api.complete(max_tokens=9)).status_code == 200
+
+
+@pytest.mark.parametrize("protocol", [None, "0", "2", "x"])
+async def test_a_request_of_another_version_is_refused(two: Two, protocol: str | None) -> None:
+    headers = BEARER | {"Content-Type": "application/msgpack"} | ({PROTOCOL_HEADER: protocol} if protocol else {})
+    response = await two.b.api.post(HAND_OVER_REQUESTS, content=b"", headers=headers)
+    assert response.status_code == 422 and "version 1 of hand-overs" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x81\xa1x\x01", b"\xc1"])
+async def test_a_body_that_is_no_request_is_refused(two: Two, content: bytes) -> None:
+    headers = BEARER | {"Content-Type": "application/msgpack", PROTOCOL_HEADER: "1"}
+    response = await two.b.api.post(HAND_OVER_REQUESTS, content=content, headers=headers)
+    assert response.status_code == 400 and "no handed-over request" in response.json()["error"]["message"]
