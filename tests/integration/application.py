@@ -192,9 +192,15 @@ def prompt(tokens: int, seed: object) -> list[int]:
     return [draw.randrange(3, 500) for _ in range(tokens)]
 
 
+def processes(title: str) -> list[psutil.Process]:
+    """The processes with that text in their titles, the oldest first."""
+    found = [p for p in psutil.process_iter(["cmdline", "create_time"]) if title in " ".join(p.info["cmdline"] or [])]
+    return sorted(found, key=lambda p: p.info["create_time"])
+
+
 def process(title: str) -> psutil.Process:
     """The newest process with that text in its title. Raises LookupError."""
-    found = [p for p in psutil.process_iter(["cmdline", "create_time"]) if title in " ".join(p.info["cmdline"] or [])]
+    found = processes(title)
     if not found:
         raise LookupError(title)
-    return max(found, key=lambda p: p.info["create_time"])
+    return found[-1]

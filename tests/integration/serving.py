@@ -14,7 +14,6 @@ import yaml
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.serve.environment import MARK
 from deployments.serve.internals import controller
 from tests.integration.application import Application
 
@@ -24,13 +23,10 @@ async def stop_replica(replica: str) -> None:
     await _joined(_stop_replica, replica)
 
 
-async def redeploy_engines(application: Application) -> None:
-    """Apply the configuration again, with engines that ask for a little more of a CPU."""
+async def deploy(application: Application, **scheduler: Any) -> None:
+    """Apply the configuration again, with other settings of the scheduler: `serve deploy`."""
     config = yaml.safe_load((application.folder / "serve_config.yaml").read_text())
-    # Such an entry replaces the deployment's environment, without which Mell's replicas do not start.
-    options = {"num_cpus": 0.06, "runtime_env": {"env_vars": MARK}}
-    engine = {"name": "Engine", "ray_actor_options": options}
-    config["applications"][0]["deployments"] = [engine]
+    config["applications"][0]["args"]["scheduler"] |= scheduler
     await _joined(_deploy, config)
 
 

@@ -14,8 +14,18 @@ from openai import AsyncOpenAI
 from benchmarks.chaos.offers import undisturbed
 from policies.cost.limit import MOST_ERROR
 from simulator.command.replay import replay
-from tests.integration.application import MODEL, Answer, Application, Client, eventually, process, prompt, total
-from tests.integration.serving import redeploy_engines, stop_replica
+from tests.integration.application import (
+    MODEL,
+    Answer,
+    Application,
+    Client,
+    eventually,
+    process,
+    processes,
+    prompt,
+    total,
+)
+from tests.integration.serving import deploy, stop_replica
 
 LONG = 3000
 """Output tokens that take a paced engine a minute."""
@@ -99,6 +109,11 @@ async def replicas(client: Client) -> dict[str, int]:
     return {r["id"]: len(r["requests"]) for r in await client.running()}
 
 
+def serving() -> set[int]:
+    """The processes of the application's deployments, by their numbers."""
+    return {each.pid for each in processes("ServeReplica:mell:")}
+
+
 async def until(client: Client, condition: Any, within_s: float = 40) -> dict[str, int]:
     """Wait for the running replicas to be as a test wants them."""
     found: dict[str, int] = {}
@@ -110,6 +125,18 @@ async def until(client: Client, condition: Any, within_s: float = 40) -> dict[st
 
     await eventually(so, within_s)
     return found
+
+
+@asynccontextmanager
+async def bounded(client: Client, low: int, high: int) -> AsyncIterator[None]:
+    """Other bounds of the number of replicas, and then those of before again."""
+    state = await client.state()
+    before = state["min_replicas"], state["max_replicas"]
+    try:
+        await client.set_bounds(low, high)
+        yield
+    finally:
+        await client.set_bounds(*before)
 
 
 async def two(client: Client, streams: Streams) -> dict[str, int]:
@@ -191,11 +218,14 @@ async def test_openais_service_tiers_are_classes(paced: Application) -> None:
 
 
 async def test_under_pressure_the_lower_rank_waits(paced: Application) -> None:
-    """Every replica is full, and two requests wait there, which do not fit at once: the lower rank came first."""
-    async with begun(paced) as (client, streams):
-        for _ in range(4):
-            await streams.start(1, LONG, 2500, "full")
-        await until(client, lambda now: list(now.values()) == [1] * 4)
+    """Every replica is full, and two requests wait there, which do not fit at once: the lower rank came first.
+
+    The replicas open before the streams begin: on a busy machine, the first stream would end before the last one opens.
+    """
+    async with begun(paced) as (client, streams), bounded(client, 4, 4):
+        await until(client, lambda now: len(now) == 4)
+        await streams.start(4, LONG, 2100, "full")
+        assert list((await replicas(client)).values()) == [1] * 4
         ended: list[str] = []
 
         async def ask(label: str, tier: str) -> None:
@@ -254,21 +284,40 @@ async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> No
         assert not any(reason.startswith("replica lost") for reason in reasons)
 
 
-async def test_new_engines_take_over_the_requests_of_the_old_ones(paced: Application) -> None:
-    """A rolling redeploy of the engines alone: ingress and scheduler stay."""
-    async with begun(paced) as (client, streams):
-        await streams.start(2, LONG)
-        (old,) = await replicas(client)
-        await redeploy_engines(paced)
+async def test_an_upgrade_in_place_breaks_no_stream_and_refuses_no_call(paced: Application) -> None:
+    """Other settings under `args`: Serve replaces ingress, scheduler and engines, below eight streams and new calls."""
+    async with begun(paced) as (client, _):
+        before = serving()
+        upgraded = asyncio.Event()
 
-        async def gone() -> bool:
-            return old not in [r["id"] for r in (await client.state())["replicas"]]
+        async def stream_on(number: int) -> int:
+            ended = 0
+            while not upgraded.is_set():
+                answer, tokens_in = Answer(), prompt(300, f"upgrade-{number}-{ended}")
+                await client.stream(answer, tokens_in, 250, f"upgrade-{number}-{ended}")
+                assert (answer.error, answer.text) == (None, undisturbed(tuple(tokens_in), 250))
+                ended += 1
+            return ended
 
-        await eventually(gone, 40)
-        await streams.check()
-        assert sum((await replicas(client)).values()) == 2
-        outcomes = {m["reason"]: m["outcome"] for m in await client.migrations() if m["source"] == old}
-        assert outcomes.get("evacuate") == "committed"
+        async def call_on() -> int:
+            calls = 0
+            while not upgraded.is_set():
+                async with paced.client() as other:  # by a connection of its own
+                    await other.complete(prompt(20, f"call-{calls}"), 5)
+                calls += 1
+                await asyncio.sleep(0.1)
+            return calls
+
+        async def replaced() -> bool:
+            return before.isdisjoint(serving())
+
+        async with asyncio.TaskGroup() as group:
+            streaming = [group.create_task(stream_on(number)) for number in range(8)]
+            calling = group.create_task(call_on())
+            await deploy(paced, linger_s=3.1)
+            await eventually(replaced, 120)
+            upgraded.set()
+        assert all(task.result() for task in streaming) and calling.result() > 20
 
 
 async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: Application) -> None:
@@ -293,17 +342,12 @@ async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: A
 
 async def test_new_bounds_open_and_stop_replicas_beside_streams(paced: Application) -> None:
     async with begun(paced) as (client, streams):
-        state = await client.state()
-        before = state["min_replicas"], state["max_replicas"]
         await streams.start(3, 700)
-        try:
-            await client.set_bounds(2, 2)
+        async with bounded(client, 2, 2):
             await until(client, lambda now: len(now) == 2)
             await client.set_bounds(1, 1)
             await stopped(client)
             await until(client, lambda now: len(now) == 1)
-        finally:
-            await client.set_bounds(*before)
         await streams.end()
 
 
