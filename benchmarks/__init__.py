@@ -14,5 +14,6 @@ figures go to the terminal, to JSON files, by hand to docs/results.toml, and by 
     epoch, planner, floor           the processor time of decisions
     routing, caching                first tokens where prompts are cached: by router, tier and copy
     memserve                        the MemServe paper's claims, hand-overs and packing by what is shared
+    dashboard                       the picture of the Grafana dashboard, with the data of a Prometheus
     economics, evaluation           GPUs and latencies: of the closed loop, and of the simulated policies
 """

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._common.utils import resources_from_ray_options
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.serve.schema import ServeDeploySchema
 
 from app.configuration.documents import IMPORT_PATH
@@ -15,9 +20,10 @@ from app.ingress.access.keys import parse_keys
 from app.ingress.access.operators import parse_admin_key
 from app.ingress.http.control import ROUTES
 from app.ingress.http.orders import DrainOrder, parse_order
-from app.main import read_settings
+from app.main import _engine_deployment, _ingress_deployment, _scheduler_deployment, read_settings
 from app.settings import Settings
 from app.versions import VERSION
+from policies.model import SOLE_POOL
 from tests.app.cli.shown import takes
 from tests.deploy.manifests import MANIFEST, Object, errors, objects, of_kind
 
@@ -112,6 +118,27 @@ def test_the_gpu_group_may_be_empty_and_has_room_for_all_replicas(tmp_path: Path
     assert group["minReplicas"] == 0
     assert group["maxReplicas"] >= settings(tmp_path).deployment_config.autoscaling_config.max_replicas
     assert CLUSTER["autoscalerOptions"]["version"] == "v2" and CLUSTER["enableInTreeAutoscaling"]
+
+
+def test_the_autoscaler_has_a_group_for_every_deployment(tmp_path: Path) -> None:
+    """It knows the resources of pods that do not run yet from the manifest alone."""
+    made = settings(tmp_path)
+    metadata = {"name": "mell", "namespace": "mell"}
+    config = AutoscalingConfig(_derive_autoscaling_config_from_ray_cr({"metadata": metadata, "spec": CLUSTER}))
+    deployments = _engine_deployment(made, SOLE_POOL), _ingress_deployment(made), _scheduler_deployment(made)
+    demands = [
+        ResourceRequestUtil.make(resources_from_ray_options(deployment.ray_actor_options)) for deployment in deployments
+    ]
+    reply = ResourceDemandScheduler().schedule(
+        SchedulingRequest(
+            disable_launch_config_check=True,
+            node_type_configs=config.get_node_type_configs(),
+            max_num_nodes=config.get_max_num_worker_nodes(),
+            resource_requests=ResourceRequestUtil.group_by_count(demands),
+        )
+    )
+    assert reply.infeasible_resource_requests == []
+    assert {launch.instance_type: launch.count for launch in reply.to_launch} == {"front": 2, "gpu": 1}
 
 
 # --- probes, hooks and monitors -----------------------------------------------------------------------

@@ -129,6 +129,10 @@ class Client:
         """Set the bounds on the number of replicas."""
         await self._api.set_bounds(least, most)
 
+    async def set_mode(self, mode: str) -> None:
+        """Set the scheduler's mode."""
+        await self._api.set_mode(mode)
+
     async def outcome(self, migration: str) -> dict[str, Any]:
         """The record of a migration once it has ended."""
         found: list[dict[str, Any]] = []

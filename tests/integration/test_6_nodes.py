@@ -6,7 +6,6 @@ scheduler stay on the head.
 
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from ray.cluster_utils import Cluster
 from tests.counts import LONG_ONLY
 from tests.integration.application import BLOCK, Application, Client, eventually
 from tests.integration.conftest import CACHED_KWARGS, ROOT, Stage
+from tests.integration.namespaces import APART, needs_namespaces
 from tests.integration.serving import stop_replica
 from tests.integration.test_4_closed_loop import Streams, replicas, scene, until
 from tests.integration.test_4_evacuation import after_closing, copies
@@ -31,9 +31,6 @@ HEAD = "127.0.1.1"
 
 CONTEXT = 2500
 """Prompt tokens that take much longer to compute anew than to move."""
-
-APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""The command that gives a node its own namespaces, so that other nodes cannot map its memory."""
 
 
 class Nodes:
@@ -299,8 +296,6 @@ async def test_a_replica_that_stops_leaves_its_cache_to_the_other_node(nodes: No
 @pytest.fixture
 def apart(nodes: Nodes, stage: Stage) -> Iterator[None]:
     """One node, and another one that shares no processes with it."""
-    if shutil.which("unshare") is None or subprocess.run([*APART, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no PID namespaces here (they need root)")
     stage.clear()
     nodes.keep(1)
     nodes.add_apart()
@@ -309,6 +304,7 @@ def apart(nodes: Nodes, stage: Stage) -> Iterator[None]:
 
 
 @LONG_ONLY
+@needs_namespaces
 @pytest.mark.usefixtures("apart")
 async def test_memory_that_nodes_do_not_share_is_not_shared(stage: Stage) -> None:
     async with scene(stage.show("nodes-shared", config("shared"))) as (client, streams):
