@@ -66,6 +66,8 @@ a minute to start. vLLM's own server comes first, and has ended when an applicat
 """
 
 
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # on a busy machine, 30 s are too short
+
 VLLM_ENVIRONMENT = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
 """The variables of vLLM that the tests were started with."""
 

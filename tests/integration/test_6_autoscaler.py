@@ -72,7 +72,6 @@ def kubernetes(stage: Stage, tmp_path: Path) -> Iterator[Kubernetes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_enable_autoscaler_v2", "1")
-        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # a busy machine
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         head = {"num_cpus": 0, "no_monitor": True, "include_dashboard": False, "node_ip_address": HEAD}
