@@ -101,6 +101,7 @@ class PoolScheduler:
         self._role_store = ports.roles
         self._level_store = ports.levels
         self._configured_levels = config.terms.levels
+        self._levels = ports.levels.read(self._configured_levels)
         self._memory = memory
         self._telemetry = ports.telemetry
         self._clock = clock
@@ -134,9 +135,8 @@ class PoolScheduler:
         """Set the roles and the levels that operators have set before this scheduler began."""
         for replica, role in self._role_store.read().items():
             self._epochs().set_role(self.id, replica, role)
-        levels = self._level_store.read(self._configured_levels)
-        if levels != self._configured_levels:
-            self._epochs().begin_levels(self.id, levels)
+        if self._levels != self._configured_levels:
+            self._epochs().begin_levels(self.id, self._levels)
 
     def close(self) -> None:
         """Stop gathering."""
@@ -392,17 +392,16 @@ class PoolScheduler:
 
     async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
         """See `OperatorApi.set_level`."""
-        levels = self._memory.terms.levels
-        if (level := levels.get(service_class)) is None:
+        if (level := self._levels.get(service_class)) is None:
             message = f"no level is configured for the class {service_class!r}"
-            return MoveRejected(422, message, {"classes": list(levels)})
+            return MoveRejected(422, message, {"classes": list(self._levels)})
         changed = ServiceLevel(
             level.ttft_p99_s if ttft_p99_s is None else ttft_p99_s,
             level.itl_p99_s if itl_p99_s is None else itl_p99_s,
         )
-        ordered = {**levels, service_class: changed}
-        self._level_store.write(self._configured_levels, ordered)
-        await self._epochs().set_levels(self.id, ordered)
+        self._levels = {**self._levels, service_class: changed}
+        self._level_store.write(self._configured_levels, self._levels)
+        await self._epochs().set_levels(self.id, self._levels)
         return MoveAccepted(self.id)
 
     def set_bounds(self, least: int, most: int) -> MoveAnswer:

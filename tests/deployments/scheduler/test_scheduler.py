@@ -844,8 +844,9 @@ async def test_a_level_is_changed_at_run_time(tmp_path: Path) -> None:
     before = await scheduler.core.state(SOLE_POOL)
     view = await scheduler.core.view(SOLE_POOL)
     assert view.ttft_s == {"default": 2.0, "batch": 2.0}, "a class with a level of its own has only that"
-    assert await scheduler.core.set_level(SOLE_POOL, "default", 1.5, 0.04) == MoveAccepted("Engine")
-    assert await scheduler.core.set_level(SOLE_POOL, "chat", 0.5, None) == MoveAccepted("Engine")
+    orders = [("default", 1.5, 0.04), ("chat", 0.5, None)]
+    answers = await asyncio.gather(*(scheduler.core.set_level(SOLE_POOL, *order) for order in orders))
+    assert answers == [MoveAccepted("Engine")] * 2, "none undoes the other"
     pool, chat = targets(await scheduler.core.state(SOLE_POOL))
     assert targets(before) == [{"ttft_p99_s": 2.0, "itl_p99_ms": None}, {"ttft_p99_s": None, "itl_p99_ms": 50.0}]
     assert (pool, chat) == ({"ttft_p99_s": 1.5, "itl_p99_ms": 40.0}, {"ttft_p99_s": 0.5, "itl_p99_ms": 50.0})
