@@ -128,7 +128,8 @@ def hand_over(
 
 
 def _shown_hand_over(state: dict[str, Any]) -> str:
-    left = f"{plural(state['here'], 'request')} here, {state['there']} there"
+    silent = f" (without answers of {', '.join(state['silent'])})" if state["silent"] else ""
+    left = f"{plural(state['here'], 'request')} here, {state['there']} there{silent}"
     if state["to"] is None:
         return f"no hand-over: {left}" + (f", {state['taken']} of another Mell" if state["taken"] else "")
     stay = "; ".join(f"{count} to the end: {why}" for why, count in sorted(state["staying"].items()))
@@ -141,7 +142,7 @@ def _wait_until_handed_over(endpoint: MellEndpoint, terminal: Terminal, shown: s
     for state in terminal.poll(endpoint.hand_over, WAIT_INTERVAL_S):
         if (now := _shown_hand_over(state)) != shown:
             terminal.show(shown := now)
-        if not state["here"]:
+        if not state["here"] and not state["silent"]:
             return state
         if terminal.clock() > until_s:
             break

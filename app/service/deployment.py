@@ -39,7 +39,7 @@ from app.service.api import VllmApi
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
-from deployments.api.calls import HandOverCounts, HandOverTarget, MoveAnswer, MoveRejected
+from deployments.api.calls import HandOverCounts, MoveAnswer, MoveRejected, OrderedHandOver
 from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
@@ -393,9 +393,9 @@ class IngressReplica:
         """See `AdapterListApi.refresh_adapters`."""
         await self._backend.refresh_adapters()
 
-    async def succeed(self, succession: HandOverTarget | None) -> None:
+    async def succeed(self, order: OrderedHandOver) -> None:
         """See `HandOverApi.succeed`."""
-        self._backend.hand_over.succeed(succession)
+        self._backend.hand_over.succeed(order)
 
     async def hand_over_counts(self) -> HandOverCounts:
         """See `HandOverApi.hand_over_counts`."""

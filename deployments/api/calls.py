@@ -110,6 +110,17 @@ class HandOverTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderedHandOver:
+    """An order of the time `at`, in seconds of the wall clock, of which the newest counts.
+
+    The Mell at `target` takes all requests over; None: no other Mell takes any more.
+    """
+
+    at: float
+    target: HandOverTarget | None
+
+
+@dataclass(frozen=True, slots=True)
 class HandOverCounts:
     """The requests of an ingress process: on replicas here, by the reason why they stay, and at another Mell.
 

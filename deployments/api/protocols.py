@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from deployments.api.calls import (
     HandOverCounts,
-    HandOverTarget,
     MoveAnswer,
+    OrderedHandOver,
     PinAnswer,
     PlaceAnswer,
     PlaceCall,
@@ -214,8 +214,8 @@ class AdapterListApi(Protocol):
 class HandOverApi(Protocol):
     """An ingress, for the hand-over of all requests to another Mell."""
 
-    async def succeed(self, succession: HandOverTarget | None) -> None:
-        """Hand all requests over to another Mell from now on; None: no more requests."""
+    async def succeed(self, order: OrderedHandOver) -> None:
+        """Follow an order from now on, unless a newer one has come."""
         ...
 
     async def hand_over_counts(self) -> HandOverCounts:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.calls import HandOverCounts, HandOverTarget, MoveAnswer, PinAnswer, PlaceCall, Submission
+from deployments.api.calls import HandOverCounts, MoveAnswer, OrderedHandOver, PinAnswer, PlaceCall, Submission
 from deployments.api.protocols import (
     CHANNEL_METHODS,
     CONTROL_METHODS,
@@ -221,9 +221,9 @@ class IngressStub:
         """See `AdapterListApi.refresh_adapters`."""
         await self._calls.call(IngressApi.refresh_adapters)
 
-    async def succeed(self, succession: HandOverTarget | None) -> None:
+    async def succeed(self, order: OrderedHandOver) -> None:
         """See `HandOverApi.succeed`."""
-        await self._calls.call(IngressApi.succeed, succession)
+        await self._calls.call(IngressApi.succeed, order)
 
     async def hand_over_counts(self) -> HandOverCounts:
         """See `HandOverApi.hand_over_counts`."""

@@ -45,6 +45,11 @@ class OperatorAccess:
         if self._file is not None:
             self._key = parse_admin_key(self._file.changed() or "", self._file.path)
 
+    @property
+    def has_key(self) -> bool:
+        """True if operators need a key."""
+        return self._key is not None
+
     def reload(self) -> None:
         """Read the key again if its file has changed. An invalid file is logged and changes nothing."""
         if self._file is None:
@@ -57,10 +62,13 @@ class OperatorAccess:
             log.error("the admin key remains unchanged: %s", error)
 
     def check(self, http: "Request") -> None:
-        """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
+        """Raise ApiError unless the caller has the admin key or, without one, calls from loopback and no other page."""
         if self._key is None:
             if not _is_loopback(http):
                 raise ApiError(403, "without an admin key, /mell is open on loopback only: set ingress.admin_key")
+            # Browsers send simple calls of any page, such as an order without a body, before they ask.
+            if http.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+                raise ApiError(403, "without an admin key, /mell is closed to web pages of other origins")
             return
         given = http.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._key}".encode()):

@@ -12,20 +12,22 @@ from app.ingress.errors import ApiError
 from app.ingress.hand_over.rules import PROTOCOL, Standing, served_by_both, why_refused
 from app.ingress.hand_over.successor import Connect, OtherMell, connect
 from app.ingress.streams.streams import Streams
-from deployments.api.calls import HandOverCounts, HandOverTarget
+from deployments.api.calls import HandOverCounts, HandOverTarget, OrderedHandOver
 from deployments.api.protocols import HandOverApi, RemoteReplicas
 from deployments.serve.membership import Membership
 from migration.concurrency import Tasks, repeat, settle
-from migration.protocol.ports import Clock
 from migration.protocol.request import IngressId, ModelIdentity
 from policies.model import ReplicaId
 
 _LOOK_S = 0.1
 AT_ONCE = 32
-"""Requests of one ingress between two hosts: each costs the other Mell a prefill."""
+"""Requests of one ingress that are between two hosts, or wait at the other Mell for the token after its prefill."""
 
 _PEER_S = 3.0
-"""The longest wait for another ingress process, or for a replica's answer, in seconds."""
+"""The longest wait for another ingress process, or for a replica's answer, and between two attempts, in seconds."""
+_LATER_S = 1e-3
+"""The least time between two orders, in seconds."""
+
 _ASK_S = 6.0
 """The longest wait for the other Mell's answer to a question, in seconds."""
 
@@ -33,7 +35,7 @@ _ASK_S = 6.0
 class HandOverOrders:
     """The hand-over as one ingress process has it. `application` is the application's id, new with each start of Serve.
 
-    The process that gets an order passes it on to the others, and to those that start later.
+    Each process passes its newest order on to the others, also to those that are silent for a while or start later.
     """
 
     def __init__(
@@ -44,7 +46,6 @@ class HandOverOrders:
         ingresses: tuple[RemoteReplicas[HandOverApi], Membership],
         taken: Callable[[], int] = lambda: 0,
         connect: Connect = connect,
-        clock: Clock = time.monotonic,
     ) -> None:
         """`taken` is the number of requests that this process serves for another Mell."""
         self._application = application
@@ -53,13 +54,13 @@ class HandOverOrders:
         self._ingresses, self._members = ingresses
         self._taken = taken
         self._connect = connect
-        self._clock = clock
         self._other: OtherMell | None = None
         self._known: dict[str, OtherMell] = {}
         self._tasks = Tasks()
         self._working: asyncio.Task[None] | None = None
-        self._ordered: HandOverTarget | None = None
+        self._newest = OrderedHandOver(0.0, None)
         self._informed: set[ReplicaId] = set()
+        """The other processes that have got the newest order from this one."""
 
     @property
     def closed(self) -> str | None:
@@ -67,9 +68,11 @@ class HandOverOrders:
         return None if self._other is None else f"this Mell hands its requests over to {self._other.id}"
 
     async def document(self) -> dict[str, Any]:
-        """The standing of this Mell, and the numbers of requests of all its ingress processes."""
+        """The standing of this Mell, and the numbers of requests of all its ingress processes but the silent ones."""
         standing = await self._standing()
-        counts = await self._all_counts()
+        others = self._others()
+        found = await settle([self._at(peer).hand_over_counts() for peer in others], _PEER_S)
+        counts = [self.counts(), *(each for each in found if isinstance(each, HandOverCounts))]
         staying: Counter[str] = Counter()
         for each in counts:
             staying.update(each.staying)
@@ -78,6 +81,7 @@ class HandOverOrders:
             "there": sum(each.there for each in counts),
             "staying": dict(staying),
             "taken": sum(each.taken for each in counts),
+            "silent": [peer for peer, each in zip(others, found, strict=True) if isinstance(each, BaseException)],
         }
 
     async def begin(self, url: str, key: str | None) -> dict[str, Any]:
@@ -87,24 +91,29 @@ class HandOverOrders:
         own = await self._standing()
         if why := why_refused(url, own, other):
             raise ApiError(422, why, param="to")
-        self._ordered = HandOverTarget(url, key, served_by_both(own, other))
-        self._informed.clear()
-        self.succeed(self._ordered)
-        await self._inform()
-        return await self.document()
+        return await self._order(HandOverTarget(url, key, served_by_both(own, other)))
 
     async def undo(self) -> dict[str, Any]:
         """Hand no more requests over: new ones begin here again. Those that are there end there."""
-        self._ordered = None
-        self.succeed(None)
-        await self._call_others(lambda ingress: ingress.succeed(None))
+        return await self._order(None)
+
+    async def _order(self, order: HandOverTarget | None) -> dict[str, Any]:
+        at = max(time.time(), self._newest.at + _LATER_S)
+        self.succeed(OrderedHandOver(at, order))
+        await self._inform()
         return await self.document()
 
     # --- of one process -------------------------------------------------------------------------------
 
-    def succeed(self, succession: HandOverTarget | None) -> None:
+    def succeed(self, order: OrderedHandOver) -> None:
         """See `HandOverApi.succeed`."""
-        self._other = None if succession is None else self._mell(succession)
+        if order.at <= self._newest.at:
+            return
+        if not self._newest.at:
+            self._tasks.start(repeat(self._inform, _PEER_S))
+        self._newest = order
+        self._informed.clear()
+        self._other = None if order.target is None else self._mell(order.target)
         self._streams.succeed(self._other)
         if self._other is None and self._working is not None:
             self._working.cancel()
@@ -126,37 +135,30 @@ class HandOverOrders:
         for other in self._known.values():
             await other.close()
 
-    def _mell(self, succession: HandOverTarget) -> OtherMell:
+    def _mell(self, target: HandOverTarget) -> OtherMell:
         """The other Mell: the same one for the same URL, since it may have requests."""
-        known = self._known.get(succession.url)
+        known = self._known.get(target.url)
         if known is None:
-            known = OtherMell(succession, self._streams, self._connect, self._clock)
-            self._known[succession.url] = known
-        elif known.succession != succession:
-            known.renew(succession)
+            known = self._known[target.url] = OtherMell(target, self._streams, self._connect)
+        elif known.target != target:
+            known.renew(target)
         return known
 
     async def _work(self) -> None:
         self._streams.hand_over(AT_ONCE)
-        if self._ordered is not None and not self._informed.issuperset(self._members.running):
-            await self._inform()
 
     async def _inform(self) -> None:
-        """Pass the order on to the ingress processes that do not have it yet."""
-        order = self._ordered
-        missing = [peer for peer in self._members.running if peer not in self._informed | {self._id}]
-        self._informed.add(self._id)
-        works = [self._ingresses.at(peer, routed=False).succeed(order) for peer in missing]
-        outcomes = await settle(works, _PEER_S)
-        self._informed.update(peer for peer, outcome in zip(missing, outcomes, strict=True) if outcome is None)
+        """Pass the newest order on to the ingress processes that do not have it yet."""
+        order, missing = self._newest, [peer for peer in self._others() if peer not in self._informed]
+        outcomes = await settle([self._at(peer).succeed(order) for peer in missing], _PEER_S)
+        if order is self._newest:
+            self._informed.update(peer for peer, outcome in zip(missing, outcomes, strict=True) if outcome is None)
 
-    async def _call_others(self, call: Callable[[HandOverApi], Any]) -> list[Any]:
-        others = [peer for peer in self._members.running if peer != self._id]
-        return await settle([call(self._ingresses.at(peer, routed=False)) for peer in others], _PEER_S)
+    def _others(self) -> list[ReplicaId]:
+        return [peer for peer in self._members.running if peer != self._id]
 
-    async def _all_counts(self) -> list[HandOverCounts]:
-        found = await self._call_others(lambda ingress: ingress.hand_over_counts())
-        return [self.counts(), *(each for each in found if isinstance(each, HandOverCounts))]
+    def _at(self, peer: ReplicaId) -> HandOverApi:
+        return self._ingresses.at(peer, routed=False)
 
     async def _standing(self) -> Standing:
         try:
@@ -165,7 +167,7 @@ class HandOverOrders:
         except TimeoutError:
             served = None
         served = served or ModelIdentity("", frozenset())
-        to = None if self._other is None else self._other.succession.url
+        to = None if self._other is None else self._other.target.url
         return Standing(PROTOCOL, self._application, served.model or None, tuple(sorted(served.tied)), to)
 
     async def _ask(self, url: str, key: str | None) -> Standing:

@@ -10,7 +10,7 @@ import msgspec
 from app.ingress.asgi import read_label
 from app.ingress.errors import ApiError
 from app.ingress.hand_over.rules import PROTOCOL
-from app.ingress.hand_over.wire import HEARTBEAT_S, HandedRequest, decode_request
+from app.ingress.hand_over.wire import HEARTBEAT_S, WITHOUT_REPLICAS, HandedRequest, decode_request
 from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
 from deployments.channels.wire import END, encode_answer, encode_batch
@@ -58,13 +58,14 @@ class TakenRequests:
             relay, spec, reader = Relay(handed), self._spec(handed), Reader(handed.outputs)
             async with self._streams.run(spec, reader, relay, self._content(spec), handed.model):
                 yield encode_answer(0, handed.model)
-                async with contextlib.aclosing(relay.batches()) as batches:
+                async with contextlib.aclosing(relay.batches(lambda: self._streams.serving)) as batches:
                     async for batch in batches:
                         yield encode_batch(batch)
         except Refused as error:
             yield encode_answer(0, error)
         except NotServed as error:
-            yield encode_answer(0, Refused(error.loss.text, Cause.IMMOVABLE))
+            text = error.loss.text
+            yield encode_answer(0, Refused(text, Cause.IMMOVABLE) if self._streams.serving else Stopping(text))
         finally:
             self.count -= 1
         yield END
@@ -111,12 +112,20 @@ class Relay:
         self._over = self._over or over
         self._ready.set()
 
-    async def batches(self) -> AsyncGenerator[tuple[StreamEvent, ...]]:
-        """The events since the last batch, to the last one; none as a heartbeat."""
+    async def batches(self, serving: Callable[[], bool]) -> AsyncGenerator[tuple[StreamEvent, ...]]:
+        """The events since the last batch, to the last one; none as a heartbeat.
+
+        The request is lost after `WITHOUT_REPLICAS` heartbeats in a row without anything `serving`: the caller may have
+        replicas.
+        """
+        silent = 0
         while self._events or not self._over:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._ready.wait()
+            silent = 0 if serving() else silent + 1
+            if silent == WITHOUT_REPLICAS and not self._events:
+                self.lost(Loss(LossKind.UNAVAILABLE, "no replica is running"))
             self._ready.clear()
             events, self._events = tuple(self._events), []
             yield events

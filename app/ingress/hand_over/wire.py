@@ -14,6 +14,9 @@ import msgspec
 HEARTBEAT_S = 2.0
 """The longest time between two frames, in seconds."""
 
+WITHOUT_REPLICAS = 2
+"""The heartbeats for which a request waits at a Mell without replicas."""
+
 
 class HandedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request with the output so far: `Submission`, without what only the other Mell can know.

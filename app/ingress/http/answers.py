@@ -331,10 +331,13 @@ class HandOverState(Described):
     )
     tied: list[str] = Field(description="Properties of requests that no other engine continues exactly.")
     to: str | None = Field(description="The Mell that takes the requests over; `null` without a hand-over.")
-    here: int = Field(description="Requests of this Mell's clients that run here, in all ingress processes.")
-    there: int = Field(description="Requests of this Mell's clients that run at another Mell.")
+    here: int = Field(description="Requests that run here, in all ingress processes, also those taken over.")
+    there: int = Field(description="Requests that run at another Mell.")
     staying: dict[str, int] = Field(description="Those that run here to their ends, by reason.")
-    taken: int = Field(description="Requests of another Mell's clients that run here.")
+    taken: int = Field(description="Requests of another Mell's clients, here or there.")
+    silent: list[str] = Field(
+        description="Ingress processes that do not answer: their requests are not counted. They get the order later."
+    )
 
 
 class NodeDrain(Described):

@@ -324,7 +324,7 @@ async def get_hand_over(backend: Backend) -> JSONResponse:
     "/mell/hand-over",
     response_model=HandOverState,
     response_description="It has begun: `here` falls as requests are handed over.",
-    responses=refusals(*READING, 422),
+    responses=refusals(*READING, 403, 422),
 )
 async def hand_over(backend: Backend, order: HandOverOrder) -> JSONResponse:
     """Hand all requests over to another Mell.
@@ -338,7 +338,10 @@ async def hand_over(backend: Backend, order: HandOverOrder) -> JSONResponse:
     - `to` is this Mell, hands over itself, or has another version of hand-overs (422).
     - It does not serve exactly the same model with the same vLLM, or no replica answers (422).
     - This Mell hands over to another one (422).
+    - This Mell has no admin key: prompts would go to any URL that a program of this machine names (403).
     """
+    if not backend.operators.has_key:
+        raise ApiError(403, "a hand-over sends prompts to another machine: set ingress.admin_key first")
     return JSONResponse(await backend.hand_over.begin(order.to, order.admin_key))
 
 

@@ -19,7 +19,8 @@ from app.settings import IngressSettings
 STATUSES = {
     400: "The body is not JSON, or a parameter in it is invalid, unknown or not supported.",
     401: "The key is missing or not valid.",
-    403: "There is no admin key, and the client's address is not loopback; or the API key does not allow it.",
+    403: "There is no admin key, and the order needs one, or the client is not on loopback, or a web page of another "
+    "origin; or the API key does not allow it.",
     404: "The route, the request, the replica or the model does not exist.",
     405: "The path does not have this method; `Allow` lists its methods.",
     408: "The body arrived too slowly.",

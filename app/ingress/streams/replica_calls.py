@@ -36,8 +36,14 @@ class Successor(Protocol):
         """True if a request with that many output tokens may be handed over now."""
         ...
 
-    async def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> str:
+    def awaits(self, request: RequestId) -> bool:
+        """True if it has the request, and no token of it has come from there yet."""
+        ...
+
+    async def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], model: str | None) -> str:
         """Have it run a request, whose events come by `Streams.take` and `Streams.lose`. Returns its model.
+
+        `model`: the fingerprint of the only model that may serve the request (None: any).
 
         Raises:
             Refused: it does not run the request.
@@ -113,7 +119,7 @@ class EngineCalls:
         The replica answers a submission with an adapter once the adapter is loaded, so only others with it wait behind.
         """
         if replica in self.successors:
-            return await self.successors[replica].submit(spec, hop, outputs)
+            return await self.successors[replica].submit(spec, hop, outputs, model)
 
         async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
             return await self._call(replica, lambda engine: engine.submit(requests))

@@ -19,7 +19,7 @@ from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.serve.membership import Membership
 from deployments.serve.routing import Unrouted
-from migration.concurrency import Tasks
+from migration.concurrency import Tasks, take_failure
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock, Listener
 from migration.protocol.reading import Reader, SegmentOrigin
@@ -33,6 +33,9 @@ from policies.plan import Path, Reason
 from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
+
+_ASKED = 8
+"""The most replicas that are asked for their model at once."""
 
 
 class Streams:
@@ -97,11 +100,17 @@ class Streams:
             await asyncio.sleep(RECONNECT_S)
 
     async def served(self) -> ModelIdentity | None:
-        """The served model, of the first replica that answers; None if none does."""
-        for replica in self._calls.running:
-            with contextlib.suppress(MigrationError):
-                return await self._calls.served(replica)
-        return None
+        """The served model, of the first of some replicas that answers; None if none does."""
+        calls = [asyncio.create_task(self._calls.served(replica)) for replica in self._calls.running[:_ASKED]]
+        try:
+            for answer in asyncio.as_completed(calls):
+                with contextlib.suppress(MigrationError):
+                    return await answer
+            return None
+        finally:
+            for call in calls:
+                call.add_done_callback(take_failure)
+                call.cancel()
 
     # --- for a hand-over ------------------------------------------------------------------------------
 
@@ -124,12 +133,13 @@ class Streams:
     def hand_over(self, at_once: int) -> None:
         """Begin to hand over running requests, so that at most `at_once` are between two hosts.
 
-        Each is given up here, and submitted with the tokens that have arrived. A request that moves is left alone.
+        Each is given up here, and submitted with the tokens that have arrived; it is between two hosts until the first
+        token from there. A request that moves is left alone.
         """
         successor, runs = self._calls.successor, list(self._live.values())
         if successor is None:
             return
-        between = sum(run.reader.state is ReaderState.PLACING for run in runs)
+        between = sum(run.reader.state is ReaderState.PLACING or successor.awaits(run.spec.id) for run in runs)
         for run in runs:
             reader = run.reader
             if between >= at_once:

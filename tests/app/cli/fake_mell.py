@@ -34,7 +34,7 @@ class FakeMell:
     on_nodes: list[str] = field(default_factory=list)
     unpinned: dict[str, str] = field(default_factory=dict)
     handing: dict[str, Any] = field(
-        default_factory=lambda: {"to": None, "here": 2, "there": 0, "staying": {}, "taken": 0}
+        default_factory=lambda: {"to": None, "here": 2, "there": 0, "staying": {}, "taken": 0, "silent": []}
     )
 
     def app(self) -> Starlette:

@@ -103,7 +103,7 @@ def test_the_least_urgent_moves_wait() -> None:
 
 
 def test_every_reason_has_its_urgency() -> None:
-    assert set(URGENCY) == set(Reason) - {Reason.LOST}, "what is lost has moved already"
+    assert set(URGENCY) == set(Reason) - {Reason.LOST, Reason.HAND_OVER}, "the ingress has done these already"
     assert min(URGENCY, key=URGENCY.__getitem__) is Reason.OVERLOAD
     assert max(URGENCY, key=URGENCY.__getitem__) is Reason.DRAIN
 

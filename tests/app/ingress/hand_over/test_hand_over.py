@@ -10,12 +10,14 @@ import httpx
 import pytest
 
 from app.client.api import HAND_OVER, HAND_OVER_REQUESTS
+from app.ingress.hand_over import orders, successor, taking
 from app.ingress.hand_over.rules import PROTOCOL_HEADER
 from app.ingress.http.server import HttpServer, listen
 from deployments.engine.port import Tie
 from migration.protocol.core_messages import Adapter
 from migration.protocol.request import RequestSpec, Trait
 from migration.run.reader import NotServed
+from policies.model import ReplicaId
 from policies.plan import Reason
 from tests.app.ingress.fakes import (
     PATIENT,
@@ -30,7 +32,7 @@ from tests.app.ingress.fakes import (
 from tests.app.ingress.streams.streaming import whole
 from tests.migration.world import spec
 
-KEY = "the-admin-key-of-b"
+KEY, OWN_KEY = "the-admin-key-of-b", "the-admin-key-of-a"
 STEP_S = 0.004
 LONG = 300
 
@@ -42,6 +44,11 @@ class Mell:
     api: Api
     url: str
     server: HttpServer
+    key: str
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
 
     @property
     def service(self) -> Service:
@@ -58,28 +65,28 @@ class Mell:
             self.service.kill(name)
 
     async def state(self) -> dict[str, Any]:
-        document: dict[str, Any] = (await self.api.get(HAND_OVER, headers=BEARER)).json()
+        document: dict[str, Any] = (await self.api.get(HAND_OVER, headers=self.bearer)).json()
         return document
 
 
-BEARER = {"Authorization": f"Bearer {KEY}"}
-
-
-async def start(key: str | None = None, names: str = "ab", **options: Any) -> Mell:
-    api = make_api(make_service(names, step_s=STEP_S, limits=PATIENT, **options), admin_key=key)
+async def start(key: str, step_s: float = STEP_S, patience_s: float = 0.3) -> Mell:
+    options: Any = {"no_replica_timeout_s": patience_s, "max_engine_losses": 9}
+    service = make_service("ab", step_s=step_s, limits=PATIENT, **options)
+    api = make_api(service, admin_key=key)
     listening = await listen("127.0.0.1", 0, "mell", wait_s=0)
-    return Mell(api, f"http://127.0.0.1:{listening.getsockname()[1]}", HttpServer(api.app, listening))
+    return Mell(api, f"http://127.0.0.1:{listening.getsockname()[1]}", HttpServer(api.app, listening), key)
 
 
 @dataclass
 class Two:
-    """`a` hands over to `b`, which has an admin key."""
+    """`a` hands over to `b`."""
 
     a: Mell
     b: Mell
 
     async def hand_over(self, to: str | None = None, key: str | None = KEY) -> httpx.Response:
-        return await self.a.api.post(HAND_OVER, json={"to": to or self.b.url, "admin_key": key})
+        order = {"to": to or self.b.url, "admin_key": key}
+        return await self.a.api.post(HAND_OVER, json=order, headers=self.a.bearer)
 
     async def handed_over(self) -> None:
         """Order it, and wait until all requests of `a` run at `b`, and none on its replicas."""
@@ -91,7 +98,14 @@ class Two:
 
 @pytest.fixture
 async def two() -> AsyncIterator[Two]:
-    pair = Two(await start(), await start(KEY))
+    async with two_mells() as pair:
+        yield pair
+
+
+@contextlib.asynccontextmanager
+async def two_mells(**options: Any) -> AsyncIterator[Two]:
+    """Two; `options` are of the one that takes over."""
+    pair = Two(await start(OWN_KEY), await start(KEY, **options))
     yield pair
     for mell in (pair.a, pair.b):
         await mell.api.backend.hand_over.close()
@@ -216,19 +230,68 @@ async def test_it_is_repeated_and_undone(two: Two) -> None:
         await two.handed_over()
         assert (await two.a.state())["to"] == two.b.url
         for _ in range(2):
-            assert (await two.a.api.send("DELETE", HAND_OVER)).json()["to"] is None
+            assert (await two.a.api.send("DELETE", HAND_OVER, headers=two.a.bearer)).json()["to"] is None
         (second,) = await opened(two, stack, other := spec("other", tokens=LONG))
         assert second.reader.host == "a" and conversation.reader.host == two.b.url
         assert await output(conversation, 30) == whole(request) and await output(second, 30) == whole(other)
 
 
-async def test_a_target_that_is_full_of_refusals_costs_nothing(two: Two) -> None:
-    for replica in two.b.service.replicas.values():
-        replica.host.stopping = True
+async def test_what_other_weights_have_begun_stays(two: Two) -> None:
+    """A stream has begun before its replica was replaced by one with the weights that both have now."""
+    replica = two.a.service.replicas[ReplicaId("a")]
+    served, replica.model = replica.model, "older"
     async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, spec(tokens=LONG))
+        replica.model = served
+        assert conversation.reader.host == "a" and (await two.hand_over()).status_code == 200
+        async with asyncio.timeout(5):
+            while (await two.a.state())["staying"] != {"refused there": 1}:
+                await asyncio.sleep(0.01)
+    assert not [call for call in two.b.service.wires.calls if call[1] == "submit"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mell that is away is asked often, and one without replicas gives requests back at once."""
+    monkeypatch.setattr(successor, "RETRY_S", 0.05)
+    monkeypatch.setattr(taking, "HEARTBEAT_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_mell_that_is_away_gets_no_request_until_it_answers_a_question(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (conversation,) = await opened(two, stack, request := spec(tokens=3 * LONG))
+        await two.handed_over()
+        two.b.api.backend.require("a-new-admin-key")
+        (second,) = await opened(two, stack, other := spec("other", tokens=3 * LONG))
+        assert second.reader.host == "a"
+        hop = second.reader.cursor.hop
+        await asyncio.sleep(0.3)
+        assert (second.reader.host, second.reader.cursor.hop) == ("a", hop), "it is not disturbed"
+        two.b.api.backend.require(KEY)
+        await eventually(lambda: second.reader.host == two.b.url)
+        assert await output(conversation, 30) == whole(request) and await output(second, 30) == whole(other)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_requests_come_back_from_a_mell_that_has_lost_its_replicas() -> None:
+    async with two_mells(patience_s=60.0) as two, contextlib.AsyncExitStack() as stack:
         (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
+        await two.handed_over()
+        handed = conversation.reader.cursor.next_index
+        await eventually(lambda: conversation.reader.cursor.next_index > handed + 5)
+        two.b.kill_replicas()
+        assert await output(conversation, 10) == whole(request) and conversation.reader.host in "ab"
+
+
+async def test_few_requests_at_once_wait_for_their_first_token_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "AT_ONCE", 4)
+    async with two_mells(step_s=1000.0) as two, contextlib.AsyncExitStack() as stack:
+        await opened(two, stack, *(spec(f"r{n}", tokens=3 * LONG) for n in range(10)))
         assert (await two.hand_over()).status_code == 200
-        assert await output(conversation, 30) == whole(request) and conversation.reader.host in "ab"
+        await eventually(lambda: two.b.api.backend.taken.count == 4)
+        await asyncio.sleep(0.5)
+        assert two.b.api.backend.taken.count == 4
 
 
 # --- bad orders ---------------------------------------------------------------------------------------
@@ -250,8 +313,11 @@ async def test_the_admin_key_of_the_target_is_needed(two: Two, key: str | None) 
 
 
 async def test_the_own_admin_key_is_needed(two: Two) -> None:
-    two.a.api.backend.require("own-admin-key")
+    two.a.key = "another-admin-key"
     assert (await two.hand_over()).status_code == 401
+    two.a.api.backend.require(None)
+    response = await two.hand_over()
+    assert response.status_code == 403 and "set ingress.admin_key first" in response.json()["error"]["message"]
 
 
 async def test_nobody_at_the_url(two: Two) -> None:
@@ -263,7 +329,7 @@ async def test_no_url(two: Two) -> None:
 
 
 async def test_itself(two: Two) -> None:
-    await refused(two, "is this Mell itself", two.a.url)
+    await refused(two, "is this Mell itself", two.a.url, OWN_KEY)
 
 
 async def test_another_model(two: Two) -> None:
@@ -291,7 +357,7 @@ async def test_a_server_that_is_no_mell(two: Two) -> None:
 
 async def test_in_a_circle(two: Two) -> None:
     await two.handed_over()
-    response = await two.b.api.post(HAND_OVER, json={"to": two.a.url}, headers=BEARER)
+    response = await two.b.api.post(HAND_OVER, json={"to": two.a.url, "admin_key": OWN_KEY}, headers=two.b.bearer)
     assert response.status_code == 422
     assert f"hands its requests over to {two.b.url}, and takes none" in response.json()["error"]["message"]
 
@@ -299,7 +365,7 @@ async def test_in_a_circle(two: Two) -> None:
 async def test_two_orders_at_once_make_no_circle(two: Two) -> None:
     async with contextlib.AsyncExitStack() as stack:
         (conversation,) = await opened(two, stack, request := spec(tokens=LONG))
-        back = two.b.api.post(HAND_OVER, json={"to": two.a.url}, headers=BEARER)
+        back = two.b.api.post(HAND_OVER, json={"to": two.a.url, "admin_key": OWN_KEY}, headers=two.b.bearer)
         await asyncio.gather(two.hand_over(), back)
         assert await output(conversation, 30) == whole(request)
         assert (await two.a.api.complete(max_tokens=9)).status_code == 200
@@ -307,13 +373,13 @@ async def test_two_orders_at_once_make_no_circle(two: Two) -> None:
 
 @pytest.mark.parametrize("protocol", [None, "0", "2", "x"])
 async def test_a_request_of_another_version_is_refused(two: Two, protocol: str | None) -> None:
-    headers = BEARER | {"Content-Type": "application/msgpack"} | ({PROTOCOL_HEADER: protocol} if protocol else {})
+    headers = two.b.bearer | {"Content-Type": "application/msgpack"} | ({PROTOCOL_HEADER: protocol} if protocol else {})
     response = await two.b.api.post(HAND_OVER_REQUESTS, content=b"", headers=headers)
     assert response.status_code == 422 and "version 1 of hand-overs" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\x81\xa1x\x01", b"\xc1"])
 async def test_a_body_that_is_no_request_is_refused(two: Two, content: bytes) -> None:
-    headers = BEARER | {"Content-Type": "application/msgpack", PROTOCOL_HEADER: "1"}
+    headers = two.b.bearer | {"Content-Type": "application/msgpack", PROTOCOL_HEADER: "1"}
     response = await two.b.api.post(HAND_OVER_REQUESTS, content=content, headers=headers)
     assert response.status_code == 400 and "no handed-over request" in response.json()["error"]["message"]
