@@ -3,28 +3,25 @@
 They outlive the scheduler, and count until Serve ends, or a configuration with other bounds is applied.
 """
 
-import json
+from pydantic import TypeAdapter
 
-from migration import ray_store
+from deployments.serve.ordered import read_ordered, write_ordered
 from policies.model import PoolId
 
 Bounds = tuple[int, int]
 """The least and the greatest number of replicas."""
 
+_BOUNDS: TypeAdapter[Bounds] = TypeAdapter(Bounds)
+
 
 def read_bounds(app: str, pool: PoolId, generation: str, configured: Bounds) -> Bounds:
     """The bounds that count for a pool of an application with these `configured` ones."""
-    found = json.loads(ray_store.read(_key(app, pool, generation)) or b"{}")
-    if found.get("configured") != list(configured):
-        return configured
-    least, most = found["ordered"]
-    return least, most
+    return read_ordered(_key(app, pool, generation), configured, _BOUNDS)
 
 
 def write_bounds(app: str, pool: PoolId, generation: str, configured: Bounds, ordered: Bounds) -> None:
     """Write an operator's bounds. Blocks for a round trip to Ray's control service."""
-    value = json.dumps({"configured": configured, "ordered": ordered}).encode()
-    ray_store.write(_key(app, pool, generation), value)
+    write_ordered(_key(app, pool, generation), configured, ordered, _BOUNDS)
 
 
 def _key(app: str, pool: PoolId, generation: str) -> str:

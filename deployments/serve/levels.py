@@ -4,17 +4,18 @@ They outlive the scheduler, and count until Serve ends, or a configuration with 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from migration import ray_store
+from deployments.serve.ordered import read_ordered, write_ordered
 from policies.cost.service import ServiceLevel
 from policies.model import PoolId
 
 Levels = Mapping[str, ServiceLevel]
 """The levels by service class."""
+
+_LEVELS: TypeAdapter[Levels] = TypeAdapter(Levels)
 
 
 class LevelStore(Protocol):
@@ -29,15 +30,6 @@ class LevelStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    configured: Levels
-    ordered: Levels
-
-
-_ORDER = TypeAdapter(_Order)
-
-
 class ServeLevelStore:
     """Implements `LevelStore` for a pool of an application, and a start of Serve (`generation`).
 
@@ -49,10 +41,8 @@ class ServeLevelStore:
 
     def read(self, configured: Levels) -> Levels:
         """See `LevelStore.read`."""
-        found = ray_store.read(self._key)
-        order = None if found is None else _ORDER.validate_json(found)
-        return order.ordered if order is not None and order.configured == configured else configured
+        return read_ordered(self._key, configured, _LEVELS)
 
     def write(self, configured: Levels, ordered: Levels) -> None:
         """See `LevelStore.write`."""
-        ray_store.write(self._key, _ORDER.dump_json(_Order(configured, ordered)))
+        write_ordered(self._key, configured, ordered, _LEVELS)
