@@ -72,6 +72,11 @@ def why_refused(url: str, own: Standing, other: Standing) -> str | None:
     return None
 
 
+def takes_requests(other: Standing, model: str) -> bool:
+    """True if the target of a hand-over, which was away, would take requests of this model again."""
+    return (other.protocol, other.model, other.to) == (PROTOCOL, model, None)
+
+
 def served_by_both(own: Standing, other: Standing) -> ModelIdentity:
     """The model of two Mells neither of which refuses the other, and the traits that either cannot continue."""
     return ModelIdentity(own.model or "", frozenset(map(Trait, (*own.tied, *other.tied))))

@@ -11,7 +11,7 @@ import msgspec
 
 from app.client.api import HAND_OVER_REQUESTS, ApiClient, is_loopback
 from app.client.errors import ClientError, message_in
-from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER, Standing, why_stays
+from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER, Standing, takes_requests, why_stays
 from app.ingress.hand_over.wire import HEARTBEAT_S, HandedRequest, encode_request
 from app.ingress.streams.streams import Streams
 from deployments.api.calls import HandOverTarget
@@ -157,7 +157,7 @@ class OtherMell:
                 standing = Standing.parse(await self._clients[-1].hand_over())
             except (ClientError, ValueError):
                 continue
-            if (standing.protocol, standing.model, standing.to) == (PROTOCOL, self.target.served.model, None):
+            if takes_requests(standing, self.target.served.model):
                 log.info("%s takes requests over again", self.id)
                 self._asking = None
                 return
