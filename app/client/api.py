@@ -117,14 +117,6 @@ class ApiClient:
             async with aclosing(_events(response)) as events:
                 yield events
 
-    @asynccontextmanager
-    async def post_bytes(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        """A call with a body of bytes, and the answer, also of an error, before its body. Raises httpx's errors."""
-        headers = {"Content-Type": "application/msgpack", **headers}
-        request = self.http.build_request("POST", path, content=body, headers=headers, timeout=self._stream_timeout)
-        async with aclosing(await self.http.send(request, stream=True)) as response:
-            yield response
-
     async def hand_over(self) -> dict[str, Any]:
         """The document at `/mell/hand-over`."""
         return await self._call("GET", HAND_OVER, _object)

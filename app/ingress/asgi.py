@@ -79,29 +79,18 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class FrameStream(EventStream):
-    """A response of frames of bytes, which also ends once the client has left."""
-
-    media_type = "application/octet-stream"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
-        with suppress(ClientDisconnect):
-            await unless_disconnected(receive, super().__call__(scope, receive, send))
-
-
-async def read_body(http: Request, limit: int, kind: str = "application/json") -> bytes:
+async def read_body(http: Request, limit: int) -> bytes:
     """The body, of at most `limit` bytes.
 
     Raises:
-        ApiError: 415 if the declared content type is not `kind`; 413 as soon as the body is too large; 408 if the
+        ApiError: 415 if the declared content type is not JSON; 413 as soon as the body is too large; 408 if the
             client sends too slowly.
         ClientDisconnect: the client disconnected.
     """
     media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     # For security: a web page may send other types to loopback, where /mell is open, without a CORS preflight.
-    if media_type not in ("", kind):
-        raise ApiError(415, f"the body is {media_type}: send Content-Type: {kind}")
+    if media_type not in ("", "application/json"):
+        raise ApiError(415, f"the body is {media_type}: send Content-Type: application/json")
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
     declared = http.headers.get("content-length", "")
     # int() rejects numbers of thousands of digits; no limit has twenty.

@@ -1,11 +1,14 @@
 """The start of an ingress: its own port, and the log of the start's progress, which ends with the ingress's URL."""
 
 import logging
+from dataclasses import replace
 from typing import Self
 
 from starlette.types import ASGIApp
 
+from app.client.api import HAND_OVER_REQUESTS
 from app.ingress.config import IngressConfig
+from app.ingress.hand_over.taking import longest_message
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 from app.ingress.http.tls import TlsFiles
@@ -68,7 +71,9 @@ async def serve_own_port(app: ASGIApp, config: IngressConfig, service: str, prog
     assert config.port is not None
     listening = await listen(config.host, config.port, service, _BIND_WAIT_S)
     served = BelowPath(app, config.root_path) if config.root_path else app
-    bounds = Bounds() if config.keep_alive_s is None else Bounds(keep_alive_s=config.keep_alive_s)
+    bounds = Bounds(websockets=frozenset({HAND_OVER_REQUESTS}), message_bytes=longest_message(config))
+    if config.keep_alive_s is not None:
+        bounds = replace(bounds, keep_alive_s=config.keep_alive_s)
     server = HttpServer(served, listening, bounds, TlsFiles.of(config))
     log.info("listening on %s", _own_url(config))
     progress.begin_listening()

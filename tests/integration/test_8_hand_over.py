@@ -90,7 +90,7 @@ def sampling(number: int) -> dict[str, Any]:
 
 async def test_no_stream_notices_the_replacement_of_its_mell(replacement: Replacement) -> None:
     prompts = {f"stream-{n}": prompt(20 + n, n) for n in range(24)}
-    tokens = 200
+    tokens = 600
     async with replacement.old.client() as old, replacement.new.client() as new:
         await eventually(lambda: healthy(new), within_s=120)
 

@@ -9,7 +9,7 @@ from app.ingress.access.keys import InvalidKeys, WatchedFile
 from app.ingress.errors import ApiError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import HTTPConnection
 
 log = logging.getLogger("ray.serve")
 
@@ -61,7 +61,7 @@ class OperatorAccess:
         except InvalidKeys as error:
             log.error("the admin key remains unchanged: %s", error)
 
-    def check(self, http: "Request") -> None:
+    def check(self, http: "HTTPConnection") -> None:
         """Raise ApiError unless the caller has the admin key or, without one, calls from loopback and no other page."""
         if self._key is None:
             if not _is_loopback(http):
@@ -75,7 +75,7 @@ class OperatorAccess:
             raise ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
 
 
-def _is_loopback(http: "Request") -> bool:
+def _is_loopback(http: "HTTPConnection") -> bool:
     try:
         return http.client is not None and ipaddress.ip_address(http.client.host).is_loopback
     except ValueError:

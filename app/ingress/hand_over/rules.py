@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from migration.protocol.request import ModelIdentity, RequestSpec, Trait
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of requests and answers between the two. Both ends refuse any other."""
 
 PROTOCOL_HEADER = "X-Mell-Hand-Over"

@@ -1,35 +1,27 @@
 """The Mell that takes requests over, as one more replica for the readers of this ingress."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-import httpx
-import msgspec
-
-from app.client.api import HAND_OVER_REQUESTS, ApiClient, is_loopback
-from app.client.errors import ClientError, message_in
-from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER, Standing, takes_requests, why_stays
-from app.ingress.hand_over.wire import HEARTBEAT_S, HandedRequest, encode_request
+from app.client.api import ApiClient, is_loopback
+from app.client.errors import ClientError
+from app.ingress.hand_over.link import HandOverLink
+from app.ingress.hand_over.rules import Standing, takes_requests, why_stays
+from app.ingress.hand_over.wire import SILENCE_S, HandedRequest
 from app.ingress.streams.streams import Streams
 from deployments.api.calls import HandOverTarget
-from deployments.channels.wire import CallAnswer, FrameDecoder
 from migration.concurrency import take_failure
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping
-from migration.protocol.request import RequestSpec
+from migration.protocol.request import Delta, Lost, RequestSpec, StreamEvent
 from policies.causes import Cause
 from policies.model import RETRY_S, ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")
 
 _CONNECT_S = 3.0
-SILENCE_S = 5 * HEARTBEAT_S
-"""The longest time without a byte of an answer, in seconds."""
-
-_ANSWER_S = 5.0
-"""The longest wait for its answer to a request, in seconds."""
 
 _UPLOAD_BYTES_PER_S = 1e6
 """The slowest upload of a request that is waited for, in bytes per second."""
@@ -39,16 +31,17 @@ Connect = Callable[[str, str | None], ApiClient]
 
 def connect(url: str, key: str | None) -> ApiClient:
     """The client of another Mell."""
-    proxies = not is_loopback(url)
-    return ApiClient(url, key, timeout_s=SILENCE_S, connect_s=_CONNECT_S, silence_s=SILENCE_S, proxies=proxies)
+    return ApiClient(url, key, timeout_s=SILENCE_S, connect_s=_CONNECT_S, proxies=not is_loopback(url))
 
 
 @dataclass(slots=True)
 class _Handed:
-    """A request that is there, under `hop`. `began`: a token of it has come."""
+    """A request that is there under `hop`, by its number on a link. `began`: a token of it has come."""
 
     hop: int
-    reading: "asyncio.Task[None]"
+    link: HandOverLink
+    number: int
+    accepted: bool = False
     began: bool = False
 
 
@@ -61,20 +54,23 @@ class OtherMell:
 
     def __init__(self, target: HandOverTarget, streams: Streams, connect: Connect) -> None:
         self.id = ReplicaId(target.url)
+        self.target = target
         self._streams = streams
         self._connect = connect
-        self._clients: list[ApiClient] = []
+        self._opened: asyncio.Task[HandOverLink] | None = None
+        """Opens the link for new requests, or has opened it."""
+        self._links: set[HandOverLink] = set()
+        """The open ones."""
         self._asking: asyncio.Task[None] | None = None
         """Runs while it is away."""
         self._unanswered: set[RequestId] = set()
         self._refused: set[RequestId] = set()
         self._handed: dict[RequestId, _Handed] = {}
-        self.renew(target)
 
     def renew(self, target: HandOverTarget) -> None:
-        """The order has come again, with another key or model. Requests that are there keep their connections."""
+        """The order has come again, with another key or model. Requests that are there keep their link."""
         self.target = target
-        self._clients.append(self._connect(target.url, target.key))
+        self._opened = None
 
     def takes(self, spec: RequestSpec, outputs: int) -> bool:
         """See `Successor.takes`."""
@@ -95,15 +91,10 @@ class OtherMell:
             self._refused.add(spec.id)
             raise Refused("a replica with other weights has begun it", Cause.FINGERPRINT)
         self.release(spec.id, None)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(take_failure)
-        reading = asyncio.create_task(self._read(spec, hop, outputs, answer))
-        self._handed[spec.id] = handed = _Handed(hop, reading)
-        reading.add_done_callback(lambda _: self._ended(spec.id, handed))
-        within_s = _ANSWER_S + sum(map(len, spec.body)) / _UPLOAD_BYTES_PER_S
+        within_s = SILENCE_S + sum(map(len, spec.body)) / _UPLOAD_BYTES_PER_S
         try:
             async with asyncio.timeout(within_s):
-                return await answer
+                return await self._submit(spec, hop, outputs, await self._link())
         except TimeoutError:
             late = PeerLost(f"{self.id} did not answer within {within_s:.3g} s")
             self._without_answer(spec.id, late)
@@ -114,15 +105,13 @@ class OtherMell:
         except Refused:
             self._refused.add(spec.id)
             raise
-        finally:
-            if not answer.done() or answer.cancelled():
-                reading.cancel()
 
     def release(self, request: RequestId, hop: int | None) -> None:
         """See `Successor.release`."""
         handed = self._handed.get(request)
         if handed is not None and (hop is None or handed.hop < hop):
-            handed.reading.cancel()
+            del self._handed[request]
+            handed.link.leave(handed.number)
 
     def forget(self, request: RequestId) -> None:
         """See `Successor.forget`."""
@@ -133,18 +122,71 @@ class OtherMell:
         """Close all connections."""
         if self._asking is not None:
             self._asking.cancel()
-        for client in self._clients:
-            await client.aclose()
+        await asyncio.gather(*(link.close() for link in self._links))
 
-    def _ended(self, request: RequestId, handed: _Handed) -> None:
-        if self._handed.get(request) is handed:
+    async def _submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], link: HandOverLink) -> str:
+        precedence = spec.precedence
+        request = HandedRequest(
+            link.number(),
+            spec.id,
+            spec.label,
+            spec.body,
+            precedence.service_class,
+            precedence.arrived_s,
+            hop,
+            outputs,
+            self.target.served.model,
+        )
+        self._handed[spec.id] = handed = _Handed(hop, link, request.number)
+        try:
+            model = await link.submit(request)
+            handed.accepted = True
+            return model
+        finally:
+            if not handed.accepted and self._handed.get(spec.id) is handed:
+                self.release(spec.id, None)
+
+    # --- the link -------------------------------------------------------------------------------------
+
+    async def _link(self) -> HandOverLink:
+        """The link for new requests. Raises Stopping and PeerLost."""
+        opened = self._opened
+        if opened is None or (opened.done() and (opened.exception() is not None or opened.result().ended.done())):
+            opened = self._opened = asyncio.create_task(self._open())
+            opened.add_done_callback(take_failure)
+        return await asyncio.shield(opened)
+
+    async def _open(self) -> HandOverLink:
+        link = await HandOverLink.open(self.target.url, self.target.key, self._take)
+        self._links.add(link)
+        link.ended.add_done_callback(partial(self._ended, link))
+        return link
+
+    def _take(self, event: StreamEvent) -> None:
+        request, handed = event.request, self._handed.get(event.request)
+        if handed is not None and isinstance(event, Delta | Lost) and event.hop == handed.hop:
+            handed.began = True
+            if isinstance(event, Lost) or event.finish is not None:
+                del self._handed[request]
+        self._streams.take(event, self.id)
+
+    def _ended(self, link: HandOverLink, ended: "asyncio.Future[PeerLost]") -> None:
+        """A link has ended: its requests continue elsewhere. Those without an answer raise where they are submitted."""
+        self._links.discard(link)
+        lost = [(name, handed) for name, handed in self._handed.items() if handed.link is link and handed.accepted]
+        if lost:
+            self._fail(ended.result())
+        for request, handed in lost:
             del self._handed[request]
+            self._streams.lose(request, self.id, handed.hop, str(ended.result()))
 
     def _without_answer(self, request: RequestId, error: MigrationError) -> None:
         (self._refused if request in self._unanswered else self._unanswered).add(request)
         self._fail(error)
 
     def _fail(self, error: MigrationError) -> None:
+        """It is away. The next link may reach another one of its processes."""
+        self._opened = None
         if self._asking is None:
             log.warning("%s takes no requests over for now: %s", self.id, error)
             self._asking = asyncio.create_task(self._ask())
@@ -153,80 +195,14 @@ class OtherMell:
         """Ask it every `RETRY_S` seconds, until it would take requests."""
         while True:
             await asyncio.sleep(RETRY_S)
+            client = self._connect(self.target.url, self.target.key)
             try:
-                standing = Standing.parse(await self._clients[-1].hand_over())
+                standing = Standing.parse(await client.hand_over())
             except (ClientError, ValueError):
                 continue
+            finally:
+                await client.aclose()
             if takes_requests(standing, self.target.served.model):
                 log.info("%s takes requests over again", self.id)
                 self._asking = None
                 return
-
-    async def _read(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], answer: "asyncio.Future[str]") -> None:
-        """Send a request, and read its events to their end."""
-        model = self.target.served.model
-        precedence = spec.precedence
-        request = HandedRequest(
-            spec.id,
-            spec.label,
-            spec.body,
-            precedence.service_class,
-            precedence.arrived_s,
-            hop,
-            outputs,
-            model,
-        )
-        error: MigrationError | None = None
-        try:
-            async with self._clients[-1].post_bytes(
-                HAND_OVER_REQUESTS, encode_request(request), {PROTOCOL_HEADER: str(PROTOCOL)}
-            ) as response:
-                if not response.is_success:
-                    raise await _refusal(response)
-                await self._read_events(spec.id, response, answer)
-        except MigrationError as failure:
-            error = failure
-        except (httpx.HTTPError, msgspec.DecodeError) as failure:
-            error = PeerLost(f"{self.id}: {failure or type(failure).__name__}")
-        except Exception as failure:
-            log.exception("request %s: its events from %s could not be read", spec.id, self.id)
-            error = PeerLost(f"{self.id}: {type(failure).__name__}")
-        finally:
-            if not answer.done():
-                answer.set_exception(error or PeerLost(f"{self.id} ended its answer"))
-            elif not answer.cancelled() and answer.exception() is None:
-                if error is not None:
-                    self._fail(error)
-                # A request that is over has no reader any more.
-                self._streams.lose(spec.id, self.id, hop, str(error or f"{self.id} ended its answer"))
-
-    async def _read_events(self, request: RequestId, response: httpx.Response, answer: "asyncio.Future[str]") -> None:
-        """Pass events on. Raises PeerLost if they break off, and msgspec.DecodeError for anything but frames."""
-        decoder = FrameDecoder()
-        async for data in response.aiter_raw():
-            for frame in decoder.feed(data):
-                for item in frame:
-                    if not isinstance(item, CallAnswer):
-                        if (handed := self._handed.get(request)) is not None:
-                            handed.began = True
-                        self._streams.take(item, self.id)
-                    elif answer.done():
-                        raise PeerLost(f"{self.id} has answered twice")
-                    elif item.failure is not None:
-                        answer.set_exception(item.failure.refusal())
-                    else:
-                        answer.set_result(msgspec.msgpack.decode(item.result, type=str))
-        if not decoder.ended:
-            raise PeerLost(f"{self.id} ended its answer")
-
-
-async def _refusal(response: httpx.Response) -> MigrationError:
-    """The refusal in an error answer: the request was not taken."""
-    body = await response.aread()
-    text = None
-    with contextlib.suppress(ValueError):
-        text = message_in(msgspec.json.decode(body))
-    why = f"HTTP {response.status_code}, {text or response.reason_phrase}"
-    if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
-        return Refused(why, Cause.TOO_LONG)
-    return Stopping(why)

@@ -2,21 +2,23 @@
 
 import asyncio
 import contextlib
+import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.ingress.asgi import read_label
-from app.ingress.errors import ApiError
-from app.ingress.hand_over.rules import PROTOCOL
-from app.ingress.hand_over.wire import HEARTBEAT_S, WITHOUT_REPLICAS, HandedRequest, decode_request
+from app.ingress.hand_over.wire import HandedRequest, LeftRequest, decode_message
 from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
-from deployments.channels.wire import END, encode_answer, encode_batch
+from app.settings import IngressSettings
+from deployments.channels.wire import encode_answer, encode_batch
+from migration.concurrency import Tasks, repeat
 from migration.protocol.continuing import to_spec
 from migration.protocol.core_messages import decode_request as decode_body
-from migration.protocol.errors import Refused, Stopping
+from migration.protocol.errors import MigrationError, Refused, Stopping
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import Delta, IngressId, Lost, RequestSpec, StreamEvent
@@ -25,7 +27,30 @@ from policies.causes import Cause
 from policies.model import RequestId
 from policies.precedence import NO_CLASSES, Precedence, ServiceClasses
 
+log = logging.getLogger("ray.serve")
+
 Content = Callable[[RequestSpec], PromptContent]
+
+LOOK_S = 2.0
+"""The time between two looks for a replica, in seconds."""
+
+WITHOUT_REPLICAS = 2
+"""The looks for which a request waits at a Mell without replicas."""
+
+_MOST_EVENTS = 100_000
+"""The most events that wait for a caller that does not read them."""
+
+_LONGEST_OF_PROXY = 16 << 20
+"""The longest message that uvicorn takes by default, in bytes."""
+
+_NO_REQUEST = 1007
+"""WebSocket's code for a message that is none of the protocol."""
+
+
+def longest_message(settings: IngressSettings) -> int:
+    """The size of the longest message that a caller may send, in bytes; Serve's proxy has a limit of its own."""
+    longest = settings.max_body_bytes + settings.max_media_bytes
+    return longest if settings.port is not None else min(longest, _LONGEST_OF_PROXY)
 
 
 class TakenRequests:
@@ -35,40 +60,30 @@ class TakenRequests:
         self, streams: Streams, ingress: IngressId, content: Content, classes: ServiceClasses = NO_CLASSES
     ) -> None:
         self.count = 0
-        self._streams = streams
+        self.streams = streams
         self._ingress = ingress
         self._content = content
         self._classes = classes
 
-    def parse(self, protocol: str | None, body: bytes) -> HandedRequest:
-        """The request in a call. Raises ApiError for another version, and for anything but a request."""
-        if protocol != str(PROTOCOL):
-            raise ApiError(422, f"this Mell has version {PROTOCOL} of hand-overs, and the caller {protocol}")
-        try:
-            return decode_request(body)
-        except msgspec.DecodeError as error:
-            raise ApiError(400, f"the body is no handed-over request: {error}", code="invalid_body") from None
+    async def serve(self, connection: WebSocket, closed: Callable[[], str | None]) -> None:
+        """Serve an accepted connection to its end. `closed` is the reason why no request is taken."""
+        await TakingLink(self, connection, closed).serve()
 
-    async def answer(self, handed: HandedRequest, closed: str | None) -> AsyncGenerator[bytes]:
-        """The frames of the answer; closing it ends the request. `closed`: the reason why none is taken."""
+    async def run(self, handed: HandedRequest, relay: "Relay", accepted: Callable[[], None]) -> None:
+        """Run a request until it is over. Raises Refused and Stopping before it is accepted."""
         self.count += 1
         try:
-            if closed is not None or not self._streams.serving:
-                raise Stopping(closed or "no replica is running")
-            relay, spec, reader = Relay(handed), self._spec(handed), Reader(handed.outputs)
-            async with self._streams.run(spec, reader, relay, self._content(spec), handed.model):
-                yield encode_answer(0, handed.model)
-                async with contextlib.aclosing(relay.batches(lambda: self._streams.serving)) as batches:
-                    async for batch in batches:
-                        yield encode_batch(batch)
-        except Refused as error:
-            yield encode_answer(0, error)
+            if not self.streams.serving:
+                raise Stopping("no replica is running")
+            spec, reader = self._spec(handed), Reader(handed.outputs)
+            async with self.streams.run(spec, reader, relay, self._content(spec), handed.model):
+                accepted()
+                await relay.over.wait()
         except NotServed as error:
             text = error.loss.text
-            yield encode_answer(0, Refused(text, Cause.IMMOVABLE) if self._streams.serving else Stopping(text))
+            raise (Refused(text, Cause.IMMOVABLE) if self.streams.serving else Stopping(text)) from None
         finally:
             self.count -= 1
-        yield END
 
     def _spec(self, handed: HandedRequest) -> RequestSpec:
         """The request as one of this ingress, under an id of its own. Raises Refused for one that is none."""
@@ -89,43 +104,115 @@ class TakenRequests:
 class Relay:
     """Implements `Listener`: the output of a request, as events for the Mell that has handed it over."""
 
-    def __init__(self, handed: HandedRequest) -> None:
+    def __init__(self, handed: HandedRequest, publish: Callable[[StreamEvent], None]) -> None:
+        self.over = asyncio.Event()
         self._request, self._hop = RequestId(handed.request), handed.hop
-        self._events: list[StreamEvent] = []
-        self._ready = asyncio.Event()
-        self._over = False
+        self._publish = publish
 
     def deliver(self, output: Output) -> None:
         """See `Listener.deliver`."""
-        self._put(
-            Delta(self._request, self._hop, output.index, output.tokens, output.finish, output.extras),
-            output.finish is not None,
-        )
+        self._publish(Delta(self._request, self._hop, output.index, output.tokens, output.finish, output.extras))
+        if output.finish is not None:
+            self.over.set()
 
     def lost(self, loss: Loss) -> None:
         """See `Listener.lost`. The caller may continue it, unless no engine takes it."""
         invalid, died = loss.kind is LossKind.INVALID, loss.kind is LossKind.SUSPECT
-        self._put(Lost(self._request, self._hop, loss.text, invalid, died), over=True)
+        if not self.over.is_set():
+            self._publish(Lost(self._request, self._hop, loss.text, invalid, died))
+        self.over.set()
 
-    def _put(self, event: StreamEvent, over: bool) -> None:
-        self._events.append(event)
-        self._over = self._over or over
+
+class TakingLink:
+    """A connection of another Mell, with the requests that it has handed over by it, by their numbers."""
+
+    def __init__(self, taken: TakenRequests, connection: WebSocket, closed: Callable[[], str | None]) -> None:
+        self._taken = taken
+        self._connection = connection
+        self._closed = closed
+        self._running: dict[int, tuple[asyncio.Task[None], Relay]] = {}
+        self._events: list[StreamEvent] = []
+        self._answers: list[bytes] = []
+        """Frames that go before the events."""
+        self._ready = asyncio.Event()
+        self._looks = 0
+        """The looks in a row that have found no replica."""
+        self._tasks = Tasks()
+
+    async def serve(self) -> None:
+        """Serve the connection to its end, which ends its requests."""
+        self._tasks.start(self._send())
+        self._tasks.start(repeat(self._look, LOOK_S))
+        try:
+            while True:
+                self._take(decode_message(await self._connection.receive_bytes()))
+        except WebSocketDisconnect:
+            pass
+        except (msgspec.DecodeError, KeyError) as error:  # Starlette raises KeyError for a message of text
+            log.warning("a hand-over to this Mell is closed: its caller has sent no request: %s", error)
+            await self._connection.close(_NO_REQUEST)
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+
+    def _take(self, message: HandedRequest | LeftRequest) -> None:
+        number = message.number
+        if isinstance(message, LeftRequest):
+            if running := self._running.get(number):
+                running[0].cancel()
+        elif number in self._running:
+            raise msgspec.DecodeError(f"request {number} is there twice")
+        else:
+            relay = Relay(message, self._publish)
+            self._running[number] = self._tasks.start(self._run(message, relay)), relay
+
+    async def _run(self, handed: HandedRequest, relay: Relay) -> None:
+        accepted = False
+
+        def accept() -> None:
+            nonlocal accepted
+            accepted = True
+            self._answer(handed.number, handed.model)
+
+        try:
+            if (reason := self._closed()) is not None:
+                raise Stopping(reason)
+            await self._taken.run(handed, relay, accept)
+        except MigrationError as error:
+            self._answer(handed.number, error)
+        except Exception as error:
+            log.exception("request %s could not be taken over", handed.request)
+            if not accepted:
+                self._answer(handed.number, error)
+            else:
+                relay.lost(Loss(LossKind.UNAVAILABLE, "internal error"))
+        finally:
+            del self._running[handed.number]
+
+    async def _look(self) -> None:
+        """Give requests back that have had no replica for a while: the caller may have one."""
+        self._looks = 0 if self._taken.streams.serving else self._looks + 1
+        if self._looks >= WITHOUT_REPLICAS:
+            for _, relay in list(self._running.values()):
+                relay.lost(Loss(LossKind.UNAVAILABLE, "no replica is running"))
+
+    # --- to the caller --------------------------------------------------------------------------------
+
+    def _answer(self, number: int, result: str | Exception) -> None:
+        self._answers.append(encode_answer(number, result))
         self._ready.set()
 
-    async def batches(self, serving: Callable[[], bool]) -> AsyncGenerator[tuple[StreamEvent, ...]]:
-        """The events since the last batch, to the last one; none as a heartbeat.
+    def _publish(self, event: StreamEvent) -> None:
+        self._events.append(event)
+        self._ready.set()
 
-        The request is lost after `WITHOUT_REPLICAS` heartbeats in a row without anything `serving`: the caller may have
-        replicas.
-        """
-        silent = 0
-        while self._events or not self._over:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._ready.wait()
-            silent = 0 if serving() else silent + 1
-            if silent == WITHOUT_REPLICAS and not self._events:
-                self.lost(Loss(LossKind.UNAVAILABLE, "no replica is running"))
-            self._ready.clear()
-            events, self._events = tuple(self._events), []
-            yield events
+    async def _send(self) -> None:
+        """Send answers, and all events since the last message, as fast as the caller reads them."""
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            while len(self._events) <= _MOST_EVENTS:
+                await self._ready.wait()
+                self._ready.clear()
+                answers, self._answers = self._answers, []
+                events, self._events = self._events, []
+                await self._connection.send_bytes(b"".join(answers) + (encode_batch(events) if events else b""))
+            await self._connection.close()

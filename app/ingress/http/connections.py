@@ -12,9 +12,9 @@ whose buffer is full acknowledges nothing until a sixteenth of it, and at least 
 `__tcp_select_window`). So a client that reads slowly and steadily makes progress in steps, and the limit between two
 of them rises with what its kernel may hold.
 
-A request may offer another protocol by `Upgrade`, as Java's clients offer HTTP/2. RFC 9110, section 7.8, lets a server
-ignore the offer. The parser takes the end of such a head for the end of HTTP/1.1, so the head is parsed once more
-without the offer.
+A request may offer another protocol by `Upgrade`, as Java's clients offer HTTP/2. Only the paths of `Bounds.websockets`
+take an offer. RFC 9110, section 7.8, lets a server ignore any other. The parser takes the end of such a head for the
+end of HTTP/1.1, so the head is parsed once more without the offer.
 """
 
 import asyncio
@@ -68,6 +68,10 @@ class Bounds:
     """The slowest steady reading that counts as progress; that of Apache's `RequestReadTimeout`."""
     connections: int = field(default_factory=_most_connections)
     """Open connections; further ones are cut at once."""
+    websockets: frozenset[str] = frozenset()
+    """The paths of WebSockets."""
+    message_bytes: int = 16 << 20
+    """The longest message of a WebSocket; a longer one ends it."""
 
     @property
     def check_s(self) -> float:
@@ -126,7 +130,7 @@ class Connection(HttpToolsProtocol):
             self._parse(memoryview(data))
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
         answering = self.cycle is not None and not self.cycle.response_complete
         if self._loose_bytes > self._bounds.head_bytes:
@@ -157,6 +161,10 @@ class Connection(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
+                path = httptools.parse_url(self.url).path.decode()
+                if path in self._bounds.websockets and self._get_upgrade() == b"websocket":
+                    self._become_websocket()
+                    return
                 data = data[offer.args[0] :]
             else:
                 return
@@ -168,6 +176,11 @@ class Connection(HttpToolsProtocol):
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+
+    def _become_websocket(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.handle_websocket_upgrade()
 
     def _should_upgrade(self) -> bool:
         # uvicorn then leaves the request alone that ends with an offer.

@@ -12,13 +12,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
-from app.ingress.asgi import FrameStream, read_body
+from app.client.api import HAND_OVER_REQUESTS
 from app.ingress.engine_orders import Failures
 from app.ingress.errors import ApiError
-from app.ingress.hand_over.rules import PROTOCOL_HEADER
+from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER
+from app.ingress.hand_over.taking import longest_message
+from app.ingress.hand_over.wire import LONGEST_HEADER
 from app.ingress.http.answers import (
     BoundsSet,
     CarriedOut,
@@ -355,28 +358,6 @@ async def undo_hand_over(backend: Backend) -> JSONResponse:
 
 
 @operators.post(
-    "/mell/hand-over/requests",
-    response_class=Response,
-    response_description="The request's events, in frames of MessagePack.",
-    responses={**text("application/octet-stream"), **refusals(*READING, 422)},
-)
-async def take_request(backend: Backend, http: Request) -> Response:
-    """Take a request of another Mell, which hands it over.
-
-    For Mell only: `app/ingress/hand_over/wire.py` has the format. Closing the connection ends the request.
-
-    Refused:
-
-    - The body is no request (400).
-    - The header `X-Mell-Hand-Over` has another version (422).
-    """
-    limit = backend.settings.max_body_bytes + backend.settings.max_media_bytes
-    body = await read_body(http, limit, "application/msgpack")
-    handed = backend.taken.parse(http.headers.get(PROTOCOL_HEADER), body)
-    return FrameStream(backend.taken.answer(handed, backend.hand_over.closed))
-
-
-@operators.post(
     "/mell/replicas/{replica}/role",
     status_code=202,
     response_description="It has the role from the next epoch on, as policies.md describes.",
@@ -672,6 +653,24 @@ def _carried_out(failed: Failures) -> CarriedOut:
     return CarriedOut(success=not failed, failed=failed)
 
 
+# --- for other Mells ----------------------------------------------------------------------------------
+
+
+async def take_requests(connection: WebSocket) -> None:
+    """Take requests of another Mell, which hands them over; `app/ingress/hand_over/wire.py` has the messages."""
+    backend: ControlBackend = connection.app.state.backend
+    try:
+        backend.operators.check(connection)
+        if (version := connection.headers.get(PROTOCOL_HEADER)) != str(PROTOCOL):
+            raise ApiError(422, f"this Mell has version {PROTOCOL} of hand-overs, and the caller {version}")
+    except ApiError as error:
+        await connection.send_denial_response(JSONResponse(error.body(), error.status, error.headers))
+        return
+    longest = str(longest_message(backend.settings)).encode()
+    await connection.accept(headers=[(LONGEST_HEADER.lower().encode(), longest)])
+    await backend.taken.serve(connection, lambda: backend.hand_over.closed)
+
+
 # --- the application ------------------------------------------------------------------------------------
 
 ROUTES = [r for router in (service, operators, adapters) for r in router.routes if isinstance(r, APIRoute)]
@@ -700,7 +699,7 @@ class ControlRoutes:
         }
         settings = self._backend.settings
         layers = [Middleware(CrossOrigin, settings)] if settings.allowed_origins else []
-        routes: list[BaseRoute] = [*ROUTES, *self._page.routes()]
+        routes: list[BaseRoute] = [*ROUTES, WebSocketRoute(HAND_OVER_REQUESTS, take_requests), *self._page.routes()]
         # The backend has the document, of vLLM's routes, too.
         app = FastAPI(routes=routes, middleware=layers, exception_handlers=handlers, openapi_url=None)
         app.state.backend = self._backend

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.ingress.hand_over.wire import PING_S, SILENCE_S
 from app.ingress.http.connections import Bounds, Connection
 from app.ingress.http.cross_origin import of_operators
 from app.ingress.http.ports import open_port
@@ -81,7 +82,11 @@ class HttpServer:
             EchoRequestId(app),
             **({} if tls is None else tls.for_uvicorn),
             http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # uvicorn only calls it
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=bounds.message_bytes,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=SILENCE_S,
+            ws_per_message_deflate=False,
             log_config=None,
             access_log=False,
             lifespan="off",

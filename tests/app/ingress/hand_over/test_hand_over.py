@@ -2,16 +2,20 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app.client.api import HAND_OVER, HAND_OVER_REQUESTS
 from app.ingress.hand_over import orders, successor, taking
-from app.ingress.hand_over.rules import PROTOCOL_HEADER
+from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER
+from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
 from deployments.engine.port import Tie
 from migration.protocol.core_messages import Adapter
@@ -54,10 +58,14 @@ class Mell:
     def service(self) -> Service:
         return self.api.backend.service
 
-    async def cut(self) -> None:
-        """End all connections, and take no more."""
+    def cut_links(self) -> None:
+        """End all connections."""
         for connection in list(self.server._server.server_state.connections):
             connection.transport.abort()
+
+    async def cut(self) -> None:
+        """End all connections, and take no more."""
+        self.cut_links()
         await self.server.close(1)
 
     def kill_replicas(self) -> None:
@@ -74,7 +82,8 @@ async def start(key: str, step_s: float = STEP_S, patience_s: float = 0.3) -> Me
     service = make_service("ab", step_s=step_s, limits=PATIENT, **options)
     api = make_api(service, admin_key=key)
     listening = await listen("127.0.0.1", 0, "mell", wait_s=0)
-    return Mell(api, f"http://127.0.0.1:{listening.getsockname()[1]}", HttpServer(api.app, listening), key)
+    bounds = Bounds(websockets=frozenset({HAND_OVER_REQUESTS}))
+    return Mell(api, f"http://127.0.0.1:{listening.getsockname()[1]}", HttpServer(api.app, listening, bounds), key)
 
 
 @dataclass
@@ -254,7 +263,7 @@ async def test_what_other_weights_have_begun_stays(two: Two) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mell that is away is asked often, and one without replicas gives requests back at once."""
     monkeypatch.setattr(successor, "RETRY_S", 0.05)
-    monkeypatch.setattr(taking, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(taking, "LOOK_S", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -263,6 +272,8 @@ async def test_a_mell_that_is_away_gets_no_request_until_it_answers_a_question(t
         (conversation,) = await opened(two, stack, request := spec(tokens=3 * LONG))
         await two.handed_over()
         two.b.api.backend.require("a-new-admin-key")
+        two.b.cut_links()
+        await eventually(lambda: conversation.reader.host in ("a", "b"))
         (second,) = await opened(two, stack, other := spec("other", tokens=3 * LONG))
         assert second.reader.host == "a"
         hop = second.reader.cursor.hop
@@ -371,15 +382,59 @@ async def test_two_orders_at_once_make_no_circle(two: Two) -> None:
         assert (await two.a.api.complete(max_tokens=9)).status_code == 200
 
 
-@pytest.mark.parametrize("protocol", [None, "0", "2", "x"])
-async def test_a_request_of_another_version_is_refused(two: Two, protocol: str | None) -> None:
-    headers = two.b.bearer | {"Content-Type": "application/msgpack"} | ({PROTOCOL_HEADER: protocol} if protocol else {})
-    response = await two.b.api.post(HAND_OVER_REQUESTS, content=b"", headers=headers)
-    assert response.status_code == 422 and "version 1 of hand-overs" in response.json()["error"]["message"]
+@contextlib.asynccontextmanager
+async def linked(mell: Mell, version: str | None = str(PROTOCOL)) -> AsyncIterator[ClientConnection]:
+    """A connection of a caller with a version of hand-overs."""
+    headers = mell.bearer | ({} if version is None else {PROTOCOL_HEADER: version})
+    async with connect(f"ws{mell.url.removeprefix('http')}{HAND_OVER_REQUESTS}", additional_headers=headers) as link:
+        yield link
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\x81\xa1x\x01", b"\xc1"])
-async def test_a_body_that_is_no_request_is_refused(two: Two, content: bytes) -> None:
-    headers = two.b.bearer | {"Content-Type": "application/msgpack", PROTOCOL_HEADER: "1"}
-    response = await two.b.api.post(HAND_OVER_REQUESTS, content=content, headers=headers)
-    assert response.status_code == 400 and "no handed-over request" in response.json()["error"]["message"]
+async def denied(mell: Mell, version: str | None = str(PROTOCOL)) -> tuple[int, str]:
+    """The status and the message with which a connection is refused."""
+    with pytest.raises(InvalidStatus) as refusal:
+        async with linked(mell, version):
+            pass
+    response = refusal.value.response
+    return response.status_code, json.loads(bytes(response.body or b""))["error"]["message"]
+
+
+@pytest.mark.parametrize("version", [None, "0", "1", "3", "x"])
+async def test_a_caller_of_another_version_is_refused(two: Two, version: str | None) -> None:
+    status, message = await denied(two.b, version)
+    assert status == 422 and message == f"this Mell has version {PROTOCOL} of hand-overs, and the caller {version}"
+
+
+async def test_a_caller_with_another_key_is_refused(two: Two) -> None:
+    two.b.key = "another-admin-key"
+    status, _ = await denied(two.b)
+    assert status == 401
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x81\xa1x\x01", b"\xc1", "text"])
+async def test_a_message_that_is_no_request_ends_the_connection(two: Two, content: bytes | str) -> None:
+    async with linked(two.b) as link:
+        await link.send(content)
+        with pytest.raises(ConnectionClosed) as closed:
+            await asyncio.wait_for(link.recv(), 10)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1007
+
+
+async def test_a_request_that_is_too_long_there_stays_and_disturbs_no_other(two: Two) -> None:
+    backend = two.b.api.backend
+    backend.settings = backend.settings.model_copy(update={"max_body_bytes": 5_000, "max_media_bytes": 5_000})
+    long = replace(spec("long", tokens=LONG), body=(spec("long", tokens=LONG).body[0], bytes(20_000)))
+    async with contextlib.AsyncExitStack() as stack:
+        conversations = await opened(two, stack, request := spec(tokens=LONG), long)
+        assert (await two.hand_over()).status_code == 200
+        async with asyncio.timeout(5):
+            while (await two.a.state())["staying"] != {"refused there": 1}:
+                await asyncio.sleep(0.01)
+        await eventually(lambda: conversations[0].reader.host == two.b.url)
+        assert await output(conversations[0], 30) == whole(request)
+
+
+async def test_a_websocket_elsewhere_is_not_opened(two: Two) -> None:
+    with pytest.raises(InvalidStatus):
+        async with connect(f"ws{two.b.url.removeprefix('http')}{HAND_OVER}"):
+            pass

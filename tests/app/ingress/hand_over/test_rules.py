@@ -27,7 +27,11 @@ def test_an_order_may_be_repeated() -> None:
 @pytest.mark.parametrize(
     ("own", "other", "why"),
     [
-        ({}, {"protocol": PROTOCOL + 1}, "a newer Mell: it has version 2 of hand-overs, and this one version 1"),
+        (
+            {},
+            {"protocol": PROTOCOL + 1},
+            f"a newer Mell: it has version {PROTOCOL + 1} of hand-overs, and this one version {PROTOCOL}",
+        ),
         ({}, {"protocol": PROTOCOL - 1}, "an older Mell"),
         ({}, {"id": "old"}, "is this Mell itself"),
         ({"to": "http://third:8000"}, {}, "this Mell hands over to http://third:8000: undo that first"),
