@@ -238,11 +238,11 @@ class SimulatedFleet:
     def _open(self, running: bool) -> None:
         replica = ReplicaId(f"gpu-{self._opened}")
         self._opened += 1
-        node = self._devices.take(Occupant(SOLE_POOL, replica), "node-0")
-        assert node is not None, "the devices have no limit"
+        taken = self._devices.take(Occupant(SOLE_POOL, replica), "node-0")
+        assert taken is not None, "the devices have no limit"
         block_tokens = self._setup.block_tokens
         cache = SimulatedCache(block_tokens) if block_tokens else None
-        self._replicas.open(replica, node, self._setup.capacity, cache)
+        self._replicas.open(replica, taken.node, self._setup.capacity, cache)
         member = FleetMember(self._replicas.engines[replica], running)
         self._members[replica] = member
         if not running:

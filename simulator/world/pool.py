@@ -28,7 +28,7 @@ from simulator.caches.cache import SimulatedCache
 from simulator.costs.costs import Costs
 from simulator.costs.steps import StepTimes
 from simulator.workload.workload import Job, Succession
-from simulator.world.devices import Devices, Occupant
+from simulator.world.devices import Housing, Occupant
 from simulator.world.engine import Memory, SimulatedEngine
 from simulator.world.evacuating import ClosingCopies
 from simulator.world.live import Live, Stage
@@ -61,7 +61,7 @@ class SimulatedPool:
     the next opening with one.
     """
 
-    def __init__(self, spec: PoolSpec, loop: Loop, devices: Devices, ask_early: Callable[[], None]) -> None:
+    def __init__(self, spec: PoolSpec, loop: Loop, devices: Housing, ask_early: Callable[[], None]) -> None:
         setup, costs = spec.setup, spec.costs
         self.id = spec.id
         self.lives: dict[RequestId, Live] = {}
@@ -262,7 +262,7 @@ class SimulatedPool:
         supply = Supply(self._setup.gpus_per_node, self._setup.max_gpus)
         for _ in range(self._setup.min_replicas):
             if supply.left > 0:
-                self._open(*supply.take(), ReplicaState.RUNNING)
+                self._open(*supply.take(), runs=True)
 
     def _most_replicas(self) -> int | None:
         """The maximum number of replicas now, by the set-up and the free devices; None without a maximum."""
@@ -272,16 +272,24 @@ class SimulatedPool:
         shared = len(self.replicas.engines) + free
         return shared if own is None else min(own, shared)
 
-    def _open(self, replica: ReplicaId, wished: str, state: ReplicaState) -> bool:
-        """Open a replica on a device, if possible of the node that is `wished`. False if no device is free."""
-        node = self._devices.take(Occupant(self.id, replica), wished)
-        if node is None:
+    def _open(self, replica: ReplicaId, wished: str, runs: bool = False) -> bool:
+        """Open a replica on a device, if possible of the node that is `wished`; it starts unless it `runs` already.
+
+        False if there is no place for it.
+        """
+        taken = self._devices.take(Occupant(self.id, replica), wished)
+        if taken is None:
             return False
-        capacity, block_tokens = self._setup.capacity, self._setup.block_tokens
+        capacity = self._setup.capacity if taken.capacity is None else taken.capacity
+        startup_s = self._costs.startup_s if taken.startup_s is None else taken.startup_s
+        block_tokens, node = self._setup.block_tokens, taken.node
         self.replicas.open(replica, node, capacity, SimulatedCache(block_tokens) if block_tokens else None)
+        state = ReplicaState.RUNNING if runs or not startup_s else ReplicaState.STARTING
         self._reports.statuses[replica] = self._status(replica, state, node)
         if state is ReplicaState.STARTING:
             self._starting.add(replica)
+            start = partial(self._start, self.replicas.engines[replica])
+            self._loop.at(self._loop.now + startup_s, Turn.START, start)
         if self._costs.migration:
             self._reports.profiles[replica] = Profile(node, "simulated", self._costs.migration.kv_bytes)
         return True
@@ -370,13 +378,9 @@ class SimulatedPool:
 
     def _open_by_plan(self, action: Open) -> None:
         """Open a replica. If another pool has just taken the last device, the replica is reported as lost."""
-        state = ReplicaState.STARTING if self._costs.startup_s else ReplicaState.RUNNING
-        self.lacks_device = not self._open(action.replica, action.node, state)
+        self.lacks_device = not self._open(action.replica, action.node)
         if self.lacks_device:
             self._reports.lost.append(action.replica)
-        elif self._costs.startup_s:
-            start = partial(self._start, self.replicas.engines[action.replica])
-            self._loop.at(self._loop.now + self._costs.startup_s, Turn.START, start)
 
     def _start_request(self, action: Placement) -> None:
         live = self.lives[action.request]
