@@ -39,7 +39,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing fits: the pool waits until a replica is idle."""
+    """The pool waits until a replica is idle or has woken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +111,28 @@ def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | St
     """The cheapest way to one more replica of a pool.
 
     A device has one replica of a pool at most that is awake. Of several devices, one where nothing has to fall asleep
-    comes first, then one with few replicas at work, then one with much room.
+    comes first, then one with few replicas at work, then one with much room. A sleeper that has to wait for another
+    one to wake is still awake before a start is over. Sleepers of other pools stop only for a pool without any replica.
     """
     if need.growing is not None and 0 < need.short <= need.coming:
         return Grow(need.growing)
     wakes = [
-        (_cost(device, sleeping), Wake(seat.replica, device.device, sleeping))
+        ((device.is_waking, *_cost(device, sleeping)), Wake(seat.replica, device.device, sleeping))
         for device in devices
-        if not device.is_waking and not _is_awake_on(need.pool, device)
+        if not _is_awake_on(need.pool, device)
         for seat in device.seats
         if seat.pool == need.pool
         if (sleeping := _made_room(device, need.least - seat.least)) is not None
     ]
     if wakes:
-        return min(wakes, key=lambda each: each[0])[1]
+        (is_later, *_), wake = min(wakes, key=lambda each: each[0])
+        return Wait() if is_later else wake
+    has_any = any(seat.pool == need.pool for device in devices for seat in device.seats)
     starts = [
-        (_cost(device, start.sleeping), start)
+        ((len(start.stopping), *_cost(device, start.sleeping)), start)
         for device in devices
         if all(seat.pool != need.pool for seat in device.seats)
-        if (start := _start(need, device)) is not None
+        if (start := _start(need, device)) is not None and not (start.stopping and has_any)
     ]
     return min(starts, key=lambda each: each[0])[1] if starts else Wait()
 

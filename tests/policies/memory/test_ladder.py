@@ -60,14 +60,20 @@ def test_a_start_comes_after_wakes_and_where_the_pool_has_no_replica() -> None:
     full = device(0, asleep("s"), awake("x"), awake("y"))
     assert climb(NEED, [full, device(1)]) == Start(1)
     assert climb(NEED, [full, device(1, awake("own", "chat", 30))]) == Wait()
-    waking = device(0, asleep("s"), is_waking=True)
-    assert climb(NEED, [waking]) == Wait(), "one replica wakes at a time"
+
+
+def test_one_replica_of_a_device_wakes_at_a_time_and_the_next_one_waits_for_it() -> None:
+    waking = device(0, asleep("s0"), is_waking=True)
+    assert climb(NEED, [waking, device(2)]) == Wait()
+    assert climb(NEED, [waking, device(1, asleep("s1"), awake("x"))]) == Wake(ReplicaId("s1"), 1)
 
 
 def test_a_start_stops_sleepers_of_other_models_only_if_it_has_to() -> None:
     sleepers = [asleep(f"o{number}", f"m{number}") for number in range(4)]
     busy = awake("x", least=50)
     assert climb(NEED, [device(0, busy, *sleepers)]) == Start(0, (), (ReplicaId("o0"), ReplicaId("o1")))
+    own = device(1, asleep("s"), awake("y"), awake("z"))
+    assert climb(NEED, [device(0, busy, *sleepers), own]) == Wait(), "the pool has a sleeper, if not for now"
     idle = awake("x", least=50, idle_since=1.0)
     assert climb(NEED, [device(0, idle, *sleepers)]) == Start(0, (ReplicaId("x"),))
 
