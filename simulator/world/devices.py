@@ -17,13 +17,16 @@ class Occupant(NamedTuple):
 
 
 class TakenDevice(NamedTuple):
-    """The place of a new replica: its node. `startup_s` are the seconds until it runs, `capacity` the tokens of its KV
-    memory; None: those of every new replica of its pool.
+    """The place of a new replica: its node and its device.
+
+    `startup_s` are the seconds until it runs, `capacity` the tokens of its KV memory; None: those of every new replica
+    of its pool.
     """
 
     node: str
     startup_s: float | None = None
     capacity: Tokens | None = None
+    device: DeviceId = DeviceId(0)
 
 
 class Housing(Protocol):
