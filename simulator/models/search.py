@@ -12,6 +12,9 @@ Perform = Callable[[SharingCase, int], SharedOutcome | None]
 Keeps = Callable[[SharedOutcome], bool]
 
 
+STEP = 0.7
+
+
 @dataclass(frozen=True, slots=True)
 class FoundDevices:
     """A case at the fewest devices that keep the level; if it is not kept, at the most that were allowed."""
@@ -42,16 +45,17 @@ def best_cases(cases: Iterable[SharingCase], most: int, perform: Perform, keeps:
 def fewest_devices(
     most: int, run: Callable[[int], SharedOutcome | None], keeps: Keeps
 ) -> tuple[int, SharedOutcome] | None:
-    """The fewest devices, up to `most`, with which a run keeps the level, by bisection; None if `most` do not.
+    """The fewest devices, up to `most`, with which a run keeps the level; None if `most` do not.
 
-    More devices are taken to be no worse.
+    More devices are taken to be no worse. Steps down to `STEP` of the devices, until the level is missed, come before a
+    bisection: runs with far too few devices take long, since all requests wait.
     """
     outcome = run(most)
     if outcome is None or not keeps(outcome):
         return None
     missed, best = 0, (most, outcome)
     while best[0] - missed > 1:
-        middle = (missed + best[0]) // 2
+        middle = (missed + best[0]) // 2 if missed else max(1, int(STEP * best[0]))
         outcome = run(middle)
         if outcome is not None and keeps(outcome):
             best = middle, outcome
