@@ -14,4 +14,5 @@ benchmarks import it, and `mell` runs its commands as programs. The rooms, pure 
     command     options, parallel runs, the JSON document, the table; the replay of recordings
     replay      the load generator: a trace, sent to a running service (`mell replay`)
     planning    the GPUs that a service level takes: contenders, the oracle, frontiers (`mell plan`)
+    models      the same for several models on one set of devices (`mell plan --models`)
 """

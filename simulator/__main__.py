@@ -18,7 +18,8 @@ from simulator.command.order import SimulationOrder, read_order
 from simulator.command.replay import render_replay, replay
 from simulator.command.runs import SimulationRun, perform_all
 from simulator.command.text import render
-from simulator.errors import status_of
+from simulator.errors import BadInput, status_of
+from simulator.models.report import report_sharing
 from simulator.planning.report import report
 from simulator.workload.workload import Job, Workload, draw
 
@@ -44,6 +45,11 @@ def perform(given: Namespace) -> int:
         played = replay(given.recording)
         print(render_replay(played))
         return DIFFERENT if played.different else 0
+    if given.models is not None:
+        if not given.plan:
+            raise BadInput("--models FILE needs --plan.")
+        report_sharing(given)
+        return 0
     order = read_order(given)
     if given.plan:
         report(order, given.quiet)

@@ -76,7 +76,7 @@ class SimulatedFleet:
     """One simulation of a fleet. Equal seeds give equal choices of the router.
 
     `loads` are the samples of the load so far, `TICK_S` apart. `foreseen` are those of another fleet with the same
-    requests, for a rule that looks ahead.
+    requests, for a rule that looks ahead. `to_zero` allows a set-up without a minimum to have no replicas.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class SimulatedFleet:
         tick: Callable[[float], None],
         seed: int = 0,
         foreseen: Sequence[float] = (),
+        to_zero: bool = False,
     ) -> None:
         self.loop = Loop()
         self.loads: list[float] = []
@@ -104,7 +105,8 @@ class SimulatedFleet:
         self._members: dict[ReplicaId, FleetMember] = {}
         self._queue: deque[Live] = deque()
         self._chance = Random(f"{seed}-router")
-        self._autoscaler = Autoscaler(rule, max(1, setup.min_replicas), setup.max_gpus)
+        least = setup.min_replicas if to_zero else max(1, setup.min_replicas)
+        self._autoscaler = Autoscaler(rule, least, setup.max_gpus)
         self._opened = 0
         self._devices = Devices(setup.gpus_per_node, by_machine=setup.by_machine)
         self._succession = Succession(())
@@ -238,11 +240,11 @@ class SimulatedFleet:
     def _open(self, running: bool) -> None:
         replica = ReplicaId(f"gpu-{self._opened}")
         self._opened += 1
-        node = self._devices.take(Occupant(SOLE_POOL, replica), "node-0")
-        assert node is not None, "the devices have no limit"
+        taken = self._devices.take(Occupant(SOLE_POOL, replica), "node-0")
+        assert taken is not None, "the devices have no limit"
         block_tokens = self._setup.block_tokens
         cache = SimulatedCache(block_tokens) if block_tokens else None
-        self._replicas.open(replica, node, self._setup.capacity, cache)
+        self._replicas.open(replica, taken.node, self._setup.capacity, cache)
         member = FleetMember(self._replicas.engines[replica], running)
         self._members[replica] = member
         if not running:

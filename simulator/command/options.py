@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the answer of `mell plan`: the GPUs that a service level takes, with Mell and with other autoscalers",
     )
+    _add_models(whole)
     workload = whole.add_argument_group("workload", WORKLOAD_HELP)
     workload.add_argument("--trace", type=Path, metavar="FILE", help=TRACE_HELP)
     workload.add_argument(
@@ -75,6 +76,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     whole.add_argument(
         "trace", type=Path, metavar="TRACE|RECORDING", help=f"{TRACE_HELP}, or a recording of a scheduler"
     )
+    _add_models(whole)
     _add_level(whole.add_argument_group("service level", "At least one of the two."))
     _add_classes(whole.add_argument_group("service classes", "A recording has its own."))
     _add_requests(whole.add_argument_group("workload", WORKLOAD_HELP))
@@ -86,6 +88,16 @@ def _plan_parser() -> argparse.ArgumentParser:
 def plan_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of a command line of `mell plan`, and the defaults of the simulator's other ones."""
     return _plan_parser().parse_args(argv, parser().parse_args(["--plan"]))
+
+
+def _add_models(whole: argparse.ArgumentParser) -> None:
+    whole.add_argument(
+        "--models",
+        type=Path,
+        metavar="FILE",
+        help="YAML with several models that share devices, for a plan of a trace with a column model: the devices that "
+        "their levels take with Mell, with devices of their own, with static shares, and with swapping",
+    )
 
 
 def _add_requests(group: "argparse._ArgumentGroup") -> None:

@@ -106,7 +106,7 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
         {each.name: each.share for each in classes},
     )
     for path in (given.json, given.picture):
-        _require_writable(path)
+        require_writable(path)
     if recipe.block_tokens and (costs.compute is None or not costs.compute.prefill):
         raise BadInput("--block-tokens needs --costs with the times of prefills, which caches save.")
     return SimulationOrder(
@@ -329,7 +329,7 @@ def _at_least_one(name: str, value: int) -> int:
     return value
 
 
-def _require_writable(path: Path | None) -> None:
+def require_writable(path: Path | None) -> None:
     """Check the path before the simulation, which may take an hour."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise BadInput(f"{path} cannot be written: there is no directory {path.parent}, or it is one itself.")

@@ -144,7 +144,7 @@ def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until
         gpus_peak=max(gpus for _, _, gpus in counts),
         ttft_p50_s=quantile(waits, 0.5) if waits else None,
         ttft_p99_s=quantile(waits, 1 - TAIL) if waits else None,
-        itl_p99_s=_inter_token(recorder.steps, window),
+        itl_p99_s=inter_token_p99(recorder.steps, window),
         preemptions=sum(map(window.has, recorder.preemptions)),
         moves=sum(map(window.has, recorder.moves)),
         unfinished=sum(job.id not in recorder.firsts for job in inside),
@@ -176,7 +176,7 @@ def _seconds(counts: Counts, window: Window) -> float:
     return sum(number * (end - start) for start, end, number in within(counts, window.warmup_s, window.horizon_s))
 
 
-def _inter_token(steps: Mapping[tuple[int, int], float], window: Window) -> float | None:
+def inter_token_p99(steps: Mapping[tuple[int, int], float], window: Window) -> float | None:
     """The p99 of the times between two tokens."""
     tokens: dict[int, float] = {}
     for (span, step), count in steps.items():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from simulator.command.options import plan_options
 from simulator.command.order import read_order
 from simulator.errors import status_of
+from simulator.models.report import report_sharing
 from simulator.planning.report import report
 
 
@@ -17,7 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = plan_options(argv)
 
     def plan() -> int:
-        report(read_order(given), given.quiet)
+        if given.models is None:
+            report(read_order(given), given.quiet)
+        else:
+            report_sharing(given)
         return 0
 
     return status_of(plan)

@@ -29,6 +29,7 @@ class TraceColumn(StrEnum):
     ERROR = "error"
     SUCCESS = "success"
     STATUS = "status"
+    MODEL = "model"
 
 
 _TIMES = (
@@ -71,6 +72,7 @@ _ALIASES: dict[TraceColumn, tuple[str, ...]] = {
     TraceColumn.ERROR: ("errors", "error"),
     TraceColumn.SUCCESS: ("success", "successes", "succeeded", "issuccess", "successful"),
     TraceColumn.STATUS: ("status", "statuses", "statuscode", "statuscodes", "httpstatus", "httpstatuscode"),
+    TraceColumn.MODEL: ("model", "modelname"),
 }
 """The names of every column, in the order of preference."""
 
@@ -83,6 +85,7 @@ _OPTIONAL = {
     TraceColumn.ERROR: "error",
     TraceColumn.SUCCESS: "success",
     TraceColumn.STATUS: "status",
+    TraceColumn.MODEL: "model",
 }
 """The names of members that the first objects of a file may lack."""
 

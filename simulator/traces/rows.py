@@ -5,6 +5,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
 from simulator.errors import BadInput
@@ -57,6 +58,7 @@ class TraceRows:
     records: FileRecords
     found: FoundColumns
     with_names: bool
+    with_models: bool = False
     times: "array[float]" = field(default_factory=lambda: array("d"))
     prompts: "array[float]" = field(default_factory=lambda: array("d"))
     outputs: "array[float]" = field(default_factory=lambda: array("d"))
@@ -66,6 +68,7 @@ class TraceRows:
     names: dict[int, "array[int]"] = field(default_factory=dict)
     classes: dict[int, str] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
+    models: dict[int, str] = field(default_factory=dict)
     think_s: dict[int, float] = field(default_factory=dict)
     delays: dict[int, float] = field(default_factory=dict)
     """Pauses in the unit of the times."""
@@ -124,7 +127,9 @@ class TraceRows:
             )
 
     def _read_row(self, line: int, values: Sequence[Any]) -> None:
-        time, prompt, output, names, service_class, session, think, delay, error, success, status = values[:_ROLES]
+        time, prompt, output, names, service_class, session, think, delay, error, success, status, model = values[
+            :_ROLES
+        ]
         identity = _identity(names, *values[_ROLES:])
         if _is_failed(error, success, status):
             self.failed.count_request(_or_0(prompt) + _or_0(output))
@@ -153,6 +158,8 @@ class TraceRows:
             self.think_s[number] = self._amount(line, TraceColumn.THINK, think)
         if service_class:
             self.classes[number] = str(service_class)
+        if self.with_models and not _is_empty(model):
+            self.models[number] = intern(str(model))
         if self.with_names and not _is_empty(names):
             self._read_names(number, names, prompt + output)
         if at < self.latest:

@@ -73,7 +73,7 @@ class FileTrace:
     """The requests of a file as columns, in order of arrival.
 
     `at_s` are seconds from the beginning of the window on, `numbers` the places of the requests in the file. Names of
-    blocks, service classes, sessions and pauses are by these numbers, for the requests that have them.
+    blocks, service classes, models, sessions and pauses are by these numbers, for the requests that have them.
     """
 
     at_s: "array[float]"
@@ -82,6 +82,7 @@ class FileTrace:
     numbers: "array[int]"
     names: Mapping[int, "array[int]"]
     classes: Mapping[int, str]
+    models: Mapping[int, str]
     sessions: Mapping[int, str]
     think_s: Mapping[int, float]
     account: TraceAccount
@@ -91,9 +92,14 @@ WHOLE = ReadWindow()
 
 
 def read_trace_file(
-    path: Path, window: ReadWindow = WHOLE, *, with_names: bool = True, needs_times: bool = True
+    path: Path,
+    window: ReadWindow = WHOLE,
+    *,
+    with_names: bool = True,
+    needs_times: bool = True,
+    with_models: bool = False,
 ) -> FileTrace:
-    """The requests of a file in any known format, and the names of their blocks `with_names`.
+    """The requests of a file in any known format, and the names of their blocks `with_names` and models `with_models`.
 
     Where times are not needed, requests without them come at intervals of a second. Raises `BadInput` if the file
     cannot be read, is no trace, or has no requests in the window.
@@ -105,7 +111,7 @@ def read_trace_file(
         found = found_columns(records.columns)
         if missing := [c for c in NEEDED if found.columns[c] is None and (needs_times or c is not TraceColumn.TIME)]:
             raise _no_trace(records, missing)
-        rows = TraceRows(records, found, with_names)
+        rows = TraceRows(records, found, with_names, with_models)
         rows.read_rows(window)
     return _trace(rows, window)
 
@@ -147,6 +153,7 @@ def _trace(rows: TraceRows, window: ReadWindow) -> FileTrace:
         array("q", map(rows.numbers.__getitem__, kept)),
         rows.names,
         rows.classes,
+        rows.models,
         rows.sessions if waits else {},
         rows.think_s | {number: delay / per_second for number, delay in rows.delays.items()},
         TraceAccount(
@@ -213,5 +220,6 @@ def _content(rows: TraceRows, place: int) -> tuple[object, ...]:
         rows.outputs[place],
         rows.identities[place],
         rows.classes.get(number),
+        rows.models.get(number),
         rows.sessions.get(number),
     )

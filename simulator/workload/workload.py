@@ -59,8 +59,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An arrival at `at_s` seconds, with its lengths in tokens, the names of its prompt's blocks, its service class and
-    its session if the trace has them. `think_s` is the time from the end of the session's previous request.
+    """An arrival at `at_s` seconds, with its lengths in tokens, the names of its prompt's blocks, its service class,
+    its session and its model if the trace has them. `think_s` is the time since the end of the session's previous
+    request.
     """
 
     at_s: float
@@ -70,6 +71,7 @@ class Recorded:
     service_class: str = ""
     session: str = ""
     think_s: float = 0.0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class TracedRows(Sequence[Recorded]):
             trace.classes.get(number, ""),
             trace.sessions.get(number, ""),
             trace.think_s.get(number, 0.0),
+            trace.models.get(number, ""),
         )
 
 
@@ -180,9 +183,11 @@ class Workload:
     cut_tokens: int = 0
 
 
-def read_trace(path: Path, window: ReadWindow = WHOLE, *, with_names: bool = True) -> ArrivalTrace:
+def read_trace(
+    path: Path, window: ReadWindow = WHOLE, *, with_names: bool = True, with_models: bool = False
+) -> ArrivalTrace:
     """The requests in a trace file, in a window of it. Raises `BadInput` if the file is not a trace."""
-    trace = read_trace_file(path, window, with_names=with_names)
+    trace = read_trace_file(path, window, with_names=with_names, with_models=with_models)
     return ArrivalTrace(TracedRows(trace), trace.account)
 
 

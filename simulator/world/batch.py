@@ -60,7 +60,8 @@ class Gaps:
 class Batch:
     """Requests in lockstep. The caller has to call `pace` after requests have joined or left.
 
-    `step_s` is the time of a step without prefills at the last call of `pace`; `counted` is the step count at the last
+    `step_s` is the time of a step without prefills at the last call of `pace`; steps take `slowdown` times as long as
+    alone on the device. `counted` is the step count at the last
     call of `count`. `on_steps` is called with the mean time of steps that are done and the number of their tokens, and
     for a token after a pause with the time since the token before.
     """
@@ -68,6 +69,7 @@ class Batch:
     def __init__(self, times: StepTimes, on_steps: Callable[[float, float], None] | None = None) -> None:
         self.size = 0
         self.counted = 0.0
+        self.slowdown = 1.0
         self.step_s = times.decode(1, 0.0).step_s
         self._times = times
         self._on_steps = on_steps
@@ -125,7 +127,8 @@ class Batch:
         if leg is not None:
             self._leg = leg
         elif self.size:
-            self._leg = self._times.decode(self.size, self._base + self.size * self._steps)
+            alone = self._times.decode(self.size, self._base + self.size * self._steps)
+            self._leg = Leg(alone.step_s * self.slowdown, alone.growth_s * self.slowdown)
             self.step_s = self._leg.step_s
 
     def join(self, live: Live, now: float) -> None:

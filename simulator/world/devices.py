@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from itertools import chain, count, takewhile
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, Protocol
 
-from policies.model import PoolId, ReplicaId
+from policies.model import PoolId, ReplicaId, Tokens
 
 DeviceId = NewType("DeviceId", int)
 
@@ -14,6 +14,34 @@ class Occupant(NamedTuple):
 
     pool: PoolId
     replica: ReplicaId
+
+
+class TakenDevice(NamedTuple):
+    """The place of a new replica: its node and its device.
+
+    `startup_s` are the seconds until it runs, `capacity` the tokens of its KV memory; None: those of every new replica
+    of its pool.
+    """
+
+    node: str
+    startup_s: float | None = None
+    capacity: Tokens | None = None
+    device: DeviceId = DeviceId(0)
+
+
+class Housing(Protocol):
+    """The devices as pools see them. `free` is the number of devices without a replica; None without a limit."""
+
+    @property
+    def free(self) -> int | None: ...
+
+    def take(self, occupant: Occupant, node: str) -> TakenDevice | None:
+        """Put a replica on a device, if possible of that node; None if there is no place."""
+        ...
+
+    def give_back(self, occupant: Occupant) -> None:
+        """Take a closed replica from its device. Raises `ValueError` if it has none."""
+        ...
 
 
 class Devices:
@@ -33,11 +61,8 @@ class Devices:
         """The number of devices without a replica; None without a limit."""
         return None if self._limit is None else self._limit - len(self.occupants)
 
-    def take(self, occupant: Occupant, node: str) -> str | None:
-        """Put a replica on the first free device of a node, or of any node if that one has none.
-
-        Returns the node of the device, None if no device is free.
-        """
+    def take(self, occupant: Occupant, node: str) -> TakenDevice | None:
+        """Put a replica on the first free device of a node, or of any node if that one has none."""
         device = self._first_free(self._in_use()) if self._by_machine else None
         if device is None:
             device = self._first_free(self._on_node(int(node.removeprefix("node-"))))
@@ -46,7 +71,7 @@ class Devices:
         if device is None:
             return None
         self.occupants[device] = occupant
-        return self.node_of(device)
+        return TakenDevice(self.node_of(device))
 
     def give_back(self, occupant: Occupant) -> None:
         """Free the device of a replica. Raises `ValueError` if it has none."""

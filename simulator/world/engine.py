@@ -95,6 +95,21 @@ class SimulatedEngine:
 
     # --- queries --------------------------------------------------------------------------------------
 
+    @property
+    def is_at_work(self) -> bool:
+        """True while it computes steps."""
+        return self.batch.size > 0 or self._step_ends < NEVER
+
+    @property
+    def is_empty(self) -> bool:
+        """True without requests, also on their way here or from here."""
+        return not (self.scheduler.running or self.scheduler.waiting or self.reserved or self.handed)
+
+    @property
+    def slowdown(self) -> float:
+        """The time of its steps as a multiple of that alone on the device."""
+        return self.batch.slowdown
+
     def free_blocks(self, now: float) -> Blocks | None:
         """The free blocks of an engine with a prefix cache, which reports them; None without one. Below zero if the
         capacity is below what is used.
@@ -134,6 +149,11 @@ class SimulatedEngine:
         return min(times)
 
     # --- changes ----------------------------------------------------------------------------------------
+
+    def slow_down(self, slowdown: float, now: float) -> None:
+        """Have steps from the next one on take that many times as long as alone on the device."""
+        self.batch.sync(now)
+        self.batch.slowdown = slowdown
 
     def add(self, live: Live) -> None:
         """Queue a request without KV: it waits for room, and is then prefilled as a whole."""
@@ -290,7 +310,7 @@ class SimulatedEngine:
             chunks.append(PrefillChunk(tokens, max(0, math.ceil(live.held) - live.todo)))
             if self.cache is not None:
                 self.cache.fill(live.id, live.need - live.todo + tokens)
-        seconds = self._times.prefill(self.batch.size, self.batch.context(now), chunks)
+        seconds = self.slowdown * self._times.prefill(self.batch.size, self.batch.context(now), chunks)
         self._step_ends = round(now + seconds, 9)
         self.batch.pace(Leg(seconds, 0.0) if self._times.interferes else None)
 

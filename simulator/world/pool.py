@@ -28,7 +28,8 @@ from simulator.caches.cache import SimulatedCache
 from simulator.costs.costs import Costs
 from simulator.costs.steps import StepTimes
 from simulator.workload.workload import Job, Succession
-from simulator.world.devices import Devices, Occupant
+from simulator.world.crowding import DeviceTime
+from simulator.world.devices import Housing, Occupant
 from simulator.world.engine import Memory, SimulatedEngine
 from simulator.world.evacuating import ClosingCopies
 from simulator.world.live import Live, Stage
@@ -58,10 +59,18 @@ class SimulatedPool:
 
     Pools share the `loop` and the `devices`, but no links: a pool's transfers do not slow those of other pools down.
     `ask_early` asks for an epoch as early as possible. `lacks_device` is True from an opening without a free device to
-    the next opening with one.
+    the next opening with one. With `device_time` the replicas of several pools share devices, and openings are carried
+    out by `open_decided`, once the plans of all pools are: they may put replicas without requests to sleep.
     """
 
-    def __init__(self, spec: PoolSpec, loop: Loop, devices: Devices, ask_early: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        spec: PoolSpec,
+        loop: Loop,
+        devices: Housing,
+        ask_early: Callable[[], None],
+        device_time: DeviceTime | None = None,
+    ) -> None:
         setup, costs = spec.setup, spec.costs
         self.id = spec.id
         self.lives: dict[RequestId, Live] = {}
@@ -76,7 +85,7 @@ class SimulatedPool:
         self.memory = PoolMemory(terms_of(setup, costs), spec.policy)
         pool = Pool(spec.id, capacity=setup.capacity, min_replicas=setup.min_replicas)
         self._reports = Reports(pool, costs.slots)
-        self.replicas = Replicas(loop, self._times, _memory(costs), self)
+        self.replicas = Replicas(loop, self._times, _memory(costs), self, device_time)
         self.mover = Mover(loop, costs.migration, self) if costs.migration else None
         copies = self.mover if setup.copies and setup.block_tokens else None
         self._closing_copies = ClosingCopies(loop, copies, self.replicas.engines) if copies else None
@@ -87,6 +96,8 @@ class SimulatedPool:
         self._succession = Succession(())
         self._arrived = 0
         self._starting: set[ReplicaId] = set()
+        self._opens_last = device_time is not None
+        self._openings: list[Open] = []
 
     @property
     def cluster(self) -> Cluster:
@@ -225,6 +236,8 @@ class SimulatedPool:
         if replica in self.replicas.engines:
             self.replicas.place(live, replica)
             self.replicas.settle()
+        elif self._opens_last:
+            self._ask_early()
 
     def _fetch(self, live: Live, replica: ReplicaId, fetch: Fetch) -> bool:
         """Copy the first blocks of a prompt to a replica, and queue the request then. False without blocks to copy.
@@ -262,7 +275,7 @@ class SimulatedPool:
         supply = Supply(self._setup.gpus_per_node, self._setup.max_gpus)
         for _ in range(self._setup.min_replicas):
             if supply.left > 0:
-                self._open(*supply.take(), ReplicaState.RUNNING)
+                self._open(*supply.take(), runs=True)
 
     def _most_replicas(self) -> int | None:
         """The maximum number of replicas now, by the set-up and the free devices; None without a maximum."""
@@ -272,16 +285,25 @@ class SimulatedPool:
         shared = len(self.replicas.engines) + free
         return shared if own is None else min(own, shared)
 
-    def _open(self, replica: ReplicaId, wished: str, state: ReplicaState) -> bool:
-        """Open a replica on a device, if possible of the node that is `wished`. False if no device is free."""
-        node = self._devices.take(Occupant(self.id, replica), wished)
-        if node is None:
+    def _open(self, replica: ReplicaId, wished: str, runs: bool = False) -> bool:
+        """Open a replica on a device, if possible of the node that is `wished`; it starts unless it `runs` already.
+
+        False if there is no place for it.
+        """
+        taken = self._devices.take(Occupant(self.id, replica), wished)
+        if taken is None:
             return False
-        capacity, block_tokens = self._setup.capacity, self._setup.block_tokens
-        self.replicas.open(replica, node, capacity, SimulatedCache(block_tokens) if block_tokens else None)
+        capacity = self._setup.capacity if taken.capacity is None else taken.capacity
+        startup_s = self._costs.startup_s if taken.startup_s is None else taken.startup_s
+        block_tokens, node = self._setup.block_tokens, taken.node
+        cache = SimulatedCache(block_tokens) if block_tokens else None
+        self.replicas.open(replica, node, capacity, cache, taken.device)
+        state = ReplicaState.RUNNING if runs or not startup_s else ReplicaState.STARTING
         self._reports.statuses[replica] = self._status(replica, state, node)
         if state is ReplicaState.STARTING:
             self._starting.add(replica)
+            start = partial(self._start, self.replicas.engines[replica])
+            self._loop.at(self._loop.now + startup_s, Turn.START, start)
         if self._costs.migration:
             self._reports.profiles[replica] = Profile(node, "simulated", self._costs.migration.kv_bytes)
         return True
@@ -290,10 +312,41 @@ class SimulatedPool:
         capacity = self.replicas.engines[replica].capacity
         return Status(replica, state, node, capacity, self._setup.block_tokens or 1, nominal=self._setup.capacity)
 
-    def resize(self, replica: ReplicaId, capacity: Tokens) -> None:
-        """Have an engine change its capacity now: requests that no longer fit are preempted, unless they move away."""
-        self.replicas.resize(replica, capacity)
+    def resize(self, replica: ReplicaId, capacity: Tokens, held: Tokens | None = None) -> None:
+        """Change a replica's capacity now; its engine still has `held` tokens (None: the capacity).
+
+        Requests that do not fit into these are preempted, unless they move away.
+        """
+        self.replicas.resize(replica, capacity if held is None else held)
         self._reports.statuses[replica] = replace(self._known_status(replica), capacity=capacity)
+
+    def is_starting(self, replica: ReplicaId) -> bool:
+        """True while a replica starts or wakes."""
+        return replica in self._starting
+
+    def lose(self, replica: ReplicaId) -> None:
+        """Close a replica without requests that the pool has not closed; the next report has it as lost."""
+        self._close(replica)
+
+    @property
+    def is_quiet(self) -> bool:
+        """True without requests, replicas and changes to report: there is nothing to decide."""
+        return not (self.lives or self.replicas.engines or self._reports.lost)
+
+    @property
+    def newest(self) -> ReplicaId | None:
+        """The replica that was opened last."""
+        return next(reversed(self.replicas.engines), None)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """The tokens of the requests without a replica."""
+        return sum(live.need for live in self.lives.values() if live.at is None and live.stage is Stage.NOWHERE)
+
+    @property
+    def waits_since(self) -> float:
+        """The arrival of the oldest request without a replica, in seconds; infinite without one."""
+        return next((live.job.arrival_s for live in self.lives.values() if live.at is None), math.inf)
 
     def _known_status(self, replica: ReplicaId) -> Status:
         state = ReplicaState.STARTING if replica in self._starting else ReplicaState.RUNNING
@@ -329,6 +382,12 @@ class SimulatedPool:
         for plan in plans:
             self._carry_out(plan)
 
+    def open_decided(self) -> None:
+        """Carry the openings of the plans out, if they come last."""
+        openings, self._openings = self._openings, []
+        for opening in openings:
+            self._open_by_plan(opening)
+
     def end_epoch(self, now: float, plans: Sequence[Plan]) -> None:
         """Have the engines follow the plans of the epoch at `now`, which are carried out."""
         self.replicas.settle(decided=True)
@@ -353,6 +412,8 @@ class SimulatedPool:
     def _carry_out(self, plan: Plan) -> None:
         for action in plan.actions:
             match action:
+                case Open() if self._opens_last:
+                    self._openings.append(action)
                 case Open():
                     self._open_by_plan(action)
                 case Eviction():
@@ -370,13 +431,9 @@ class SimulatedPool:
 
     def _open_by_plan(self, action: Open) -> None:
         """Open a replica. If another pool has just taken the last device, the replica is reported as lost."""
-        state = ReplicaState.STARTING if self._costs.startup_s else ReplicaState.RUNNING
-        self.lacks_device = not self._open(action.replica, action.node, state)
+        self.lacks_device = not self._open(action.replica, action.node)
         if self.lacks_device:
             self._reports.lost.append(action.replica)
-        elif self._costs.startup_s:
-            start = partial(self._start, self.replicas.engines[action.replica])
-            self._loop.at(self._loop.now + self._costs.startup_s, Turn.START, start)
 
     def _start_request(self, action: Placement) -> None:
         live = self.lives[action.request]

@@ -8,6 +8,7 @@ from policies.prefix.change import CacheChange
 from simulator.caches.cache import SimulatedCache
 from simulator.costs.steps import StepTimes
 from simulator.world.batch import NEVER
+from simulator.world.crowding import DeviceTime
 from simulator.world.engine import Memory, Settled, SimulatedEngine
 from simulator.world.live import Live, Stage
 from simulator.world.loop import Loop, Timer, Turn
@@ -46,22 +47,36 @@ class EngineObserver(Protocol):
 
 
 class Replicas:
-    """All engines. The caller marks each changed engine by `touch`, and calls `settle` after simultaneous changes."""
+    """All engines. The caller marks each changed engine by `touch`, and calls `settle` after simultaneous changes.
 
-    def __init__(self, loop: Loop, times: StepTimes, memory: Memory, observer: EngineObserver) -> None:
+    With `device_time`, engines share it with the other engines of their devices.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        times: StepTimes,
+        memory: Memory,
+        observer: EngineObserver,
+        device_time: DeviceTime | None = None,
+    ) -> None:
         self.engines: dict[ReplicaId, SimulatedEngine] = {}
         self._loop = loop
         self._times = times
         self._memory = memory
         self._observer = observer
+        self._device_time = device_time
         self._touched: dict[SimulatedEngine, None] = {}
         self._timers: dict[SimulatedEngine, Timer] = {}
 
-    def open(self, replica: ReplicaId, node: str, capacity: Tokens, cache: SimulatedCache | None = None) -> None:
-        """Add a replica, with a prefix cache if one is given."""
-        self.engines[replica] = SimulatedEngine(
-            replica, node, capacity, self._times, self._memory, self._observer.stepped, cache
-        )
+    def open(
+        self, replica: ReplicaId, node: str, capacity: Tokens, cache: SimulatedCache | None = None, device: int = 0
+    ) -> None:
+        """Add a replica on a device, with a prefix cache if one is given."""
+        engine = SimulatedEngine(replica, node, capacity, self._times, self._memory, self._observer.stepped, cache)
+        self.engines[replica] = engine
+        if self._device_time is not None:
+            self._device_time.join(engine, device, self)
 
     def resize(self, replica: ReplicaId, capacity: Tokens) -> None:
         """Change a replica's capacity."""
@@ -78,11 +93,13 @@ class Replicas:
     def close(self, replica: ReplicaId) -> SimulatedEngine:
         """Remove a replica; its engine. Raises `ValueError` if it is not empty."""
         engine = self.engines.pop(replica)
-        if engine.scheduler.running or engine.scheduler.waiting or engine.reserved or engine.handed:
+        if not engine.is_empty:
             raise ValueError(f"{replica} is closed but not empty")
         self._touched.pop(engine, None)
         if timer := self._timers.pop(engine, None):
             timer.cancel()
+        if self._device_time is not None:
+            self._device_time.leave(engine)
         return engine
 
     def place(self, live: Live, replica: ReplicaId) -> None:
@@ -121,6 +138,8 @@ class Replicas:
             del self._touched[engine]
             self._notify(engine.settle(self._loop.now, decided))
             self._schedule(engine)
+            if self._device_time is not None:
+                self._device_time.settled(engine)
 
     def _notify(self, happened: Settled) -> None:
         for live in happened.prefilling:

@@ -4,19 +4,21 @@ The world decides nothing: in every epoch all pools report to `policies.decision
 live.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from policies.decision.deciding import Plans, SchedulerMemory, decide
 from policies.decision.observation import Observation
-from policies.model import SOLE_POOL
+from policies.model import SOLE_POOL, PoolId
 from policies.rules.policy import Policy
 from simulator.costs.costs import Costs
 from simulator.workload.workload import Job
+from simulator.world.crowding import DeviceTime
 from simulator.world.devices import Devices
 from simulator.world.loop import Loop, Timer, Turn
 from simulator.world.observer import Observer
 from simulator.world.pool import PoolSpec, SimulatedPool
 from simulator.world.setup import Setup
+from simulator.world.shared import SharedDevices, SharedModel, SharedSetup
 
 EARLIEST_S = 0.1
 """Minimum seconds between an epoch and an early next one, as in the live scheduler."""
@@ -33,9 +35,18 @@ def one_pool(policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> 
 
 
 class World:
-    """One simulation, with `limit` devices (None: no limit) for all pools."""
+    """One simulation, with `limit` devices (None: no limit) for all pools.
 
-    def __init__(self, specs: Sequence[PoolSpec], limit: int | None = None) -> None:
+    If it is `shared`, replicas of several pools are on one device; the models are those of the pools.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[PoolSpec],
+        limit: int | None = None,
+        shared: SharedSetup | None = None,
+        models: Mapping[PoolId, SharedModel] | None = None,
+    ) -> None:
         """Raises `ValueError` if the pools differ in what they share.
 
         That is epochs, horizon, nodes, and slots. Where pools share a number of devices, an opening may find none, so
@@ -48,7 +59,14 @@ class World:
             raise ValueError("pools that share a number of devices need costs with a startup time")
         self.loop = Loop()
         self.devices = Devices(first.setup.gpus_per_node, limit, first.setup.by_machine)
-        self.pools = tuple(self._pool(spec) for spec in specs)
+        self.shared = None if shared is None else SharedDevices(self.loop, shared, models or {})
+        device_time = None if shared is None else DeviceTime(self.loop)
+        self.pools = tuple(
+            SimulatedPool(spec, self.loop, self.shared or self.devices, self._ask_early, device_time) for spec in specs
+        )
+        if self.shared is not None:
+            for pool in self.pools:
+                self.shared.register(pool)
         self._memory = SchedulerMemory(pools={pool.id: pool.memory for pool in self.pools})
         self._slots, self._epoch_s, self._horizon_s = first.costs.slots, first.setup.epoch_s, first.setup.horizon_s
         self._next_epoch: Timer | None = None
@@ -65,9 +83,6 @@ class World:
             pool.await_jobs(own)
         self._await_epoch(self._epoch_s)
         self.loop.run(self._horizon_s)
-
-    def _pool(self, spec: PoolSpec) -> SimulatedPool:
-        return SimulatedPool(spec, self.loop, self.devices, self._ask_early)
 
     def _await_epoch(self, time: float) -> None:
         """Schedule the next epoch for a time, in place of the one scheduled before."""
@@ -90,13 +105,23 @@ class World:
         now = self.loop.now - self._epoch_s * self._slots
         plans = self._decide(now)
         for pool in self.pools:
-            pool.end_epoch(now, plans[pool.id])
+            if pool.id in plans:
+                pool.end_epoch(now, plans[pool.id])
 
     def _decide(self, now: float) -> Plans:
-        """Decide all pools, and carry the plans out; first those of pools that have found no device before."""
-        plans = decide(self._memory, Observation(now, tuple(pool.observed() for pool in self.pools)))
-        for pool in sorted(self.pools, key=lambda pool: not pool.lacks_device):
+        """Decide all pools, and carry the plans out; first those of pools that have found no device before.
+
+        On shared devices, openings come last, those for the oldest waiting request first.
+        """
+        pools = self.pools
+        if self.shared is not None:
+            self.shared.begin_epoch()
+            pools = tuple(pool for pool in pools if not pool.is_quiet)
+        plans = decide(self._memory, Observation(now, tuple(pool.observed() for pool in pools)))
+        for pool in sorted(pools, key=lambda pool: not pool.lacks_device):
             pool.carry_out(plans[pool.id])
+        for pool in sorted(pools, key=lambda pool: pool.waits_since):
+            pool.open_decided()
         return plans
 
 

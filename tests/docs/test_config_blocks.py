@@ -13,11 +13,14 @@ from pydantic import TypeAdapter
 from app.configuration.documents import IMPORT_PATHS
 from app.ingress.access.keys import parse_keys
 from app.settings import Settings
+from simulator.models.files import ModelsFile
 from tests.docs import markdown
 from tests.docs.markdown import PAGES, Block
 from tests.docs.test_shell_blocks import SHELL
 
 BLOCKS = [block for page in PAGES for block in markdown.blocks(page) if block.language not in SHELL]
+
+MODELS = TypeAdapter(ModelsFile)
 
 OTHERS = {
     "": "diagrams",
@@ -48,6 +51,8 @@ def check_yaml(held: Any) -> None:
                 Settings.model_validate(application["args"])
             else:
                 assert application["import_path"].startswith("ray.serve.llm:")
+    elif "models" in held:
+        MODELS.validate_json(json.dumps(held))
     elif held.keys() <= Settings.model_fields.keys():
         # A part of a configuration need not be complete: each section is checked by itself.
         for name, section in held.items():

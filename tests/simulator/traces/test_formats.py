@@ -312,3 +312,18 @@ def test_a_result_without_times_is_refused_with_the_remedy(tmp_path: Path) -> No
     with pytest.raises(BadInput, match=r"has no start_times, .* vLLM 0\.32 writes them with --save-detailed"):
         read_text(tmp_path, lengths)
     assert list(read_text(tmp_path, lengths, needs_times=False).prompts) == [7, 8]
+
+
+def test_models_are_read_on_demand(tmp_path: Path) -> None:
+    text = table("arrival_s,prompt_tokens,output_tokens,Model", lambda n, r: (r[0] / 1000, r[1], r[2], f"m{n % 2}"))
+    assert read_text(tmp_path, text).models == {}
+    trace = read_text(tmp_path, text, with_models=True)
+    assert [trace.models[number] for number in trace.numbers[:3]] == ["m0", "m1", "m0"]
+
+
+def test_requests_for_two_models_are_no_duplicates(tmp_path: Path) -> None:
+    rows = [(at_s, 100 + at_s, 10, "a") for at_s in range(300)]
+    rows += [(300, 90, 10, "a"), (300, 90, 10, "b"), (301, 90, 10, "a"), (301, 90, 10, "a")]
+    text = "arrival_s,prompt_tokens,output_tokens,model\n" + "".join(f"{a},{p},{o},{m}\n" for a, p, o, m in rows)
+    assert len(read_text(tmp_path, text, with_models=True).at_s) == 303
+    assert len(read_text(tmp_path, text).at_s) == 302

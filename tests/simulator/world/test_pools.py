@@ -11,7 +11,7 @@ from policies.plan import Plan
 from policies.rules.registry import policy
 from simulator.costs.costs import Costs
 from simulator.workload.workload import Job
-from simulator.world.devices import Devices, Occupant
+from simulator.world.devices import Devices, Occupant, TakenDevice
 from simulator.world.pool import PoolSpec
 from simulator.world.setup import Setup
 from simulator.world.world import EARLIEST_S, World
@@ -119,11 +119,12 @@ def test_devices_of_the_wished_node_come_first() -> None:
     devices = Devices(per_node=2, limit=5)
     names = [Occupant(LARGE, ReplicaId(f"gpu-{number}")) for number in range(6)]
     wished = ["node-1", "node-1", "node-1", "node-2", "node-2", "node-0"]
-    nodes = [devices.take(name, node) for name, node in zip(names, wished, strict=True)]
+    taken = [devices.take(name, node) for name, node in zip(names, wished, strict=True)]
+    nodes = [each and each.node for each in taken]
     assert nodes == ["node-1", "node-1", "node-0", "node-2", "node-0", None]
     assert devices.free == 0
     devices.give_back(names[1])
-    assert devices.take(names[5], "node-0") == "node-1"
+    assert devices.take(names[5], "node-0") == TakenDevice("node-1")
     with pytest.raises(ValueError, match="on no device"):
         devices.give_back(names[1])
 
@@ -131,18 +132,19 @@ def test_devices_of_the_wished_node_come_first() -> None:
 def test_machines_in_use_are_filled_before_another_one() -> None:
     devices = Devices(per_node=2, by_machine=True)
     names = [Occupant(LARGE, ReplicaId(f"gpu-{number}")) for number in range(5)]
-    assert [devices.take(name, "node-0") for name in names[:4]] == ["node-0", "node-0", "node-1", "node-1"]
+    nodes = [devices.take(name, "node-0") for name in names[:4]]
+    assert nodes == [TakenDevice(node) for node in ("node-0", "node-0", "node-1", "node-1")]
     for name in names[:3]:
         devices.give_back(name)
     nodes = [devices.take(name, "node-0") for name in (names[0], names[1], names[2], names[4])]
-    assert nodes == ["node-1", "node-0", "node-0", "node-2"]
+    assert nodes == [TakenDevice(node) for node in ("node-1", "node-0", "node-0", "node-2")]
 
 
 def test_without_a_limit_there_is_always_a_device() -> None:
     devices = Devices(per_node=1)
     assert [devices.take(Occupant(pool, ReplicaId("gpu-0")), "node-0") for pool in (LARGE, SMALL)] == [
-        "node-0",
-        "node-1",
+        TakenDevice("node-0"),
+        TakenDevice("node-1"),
     ]
     assert devices.free is None
 

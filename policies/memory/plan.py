@@ -1,0 +1,55 @@
+"""The memory plan of a replica, and its size in bytes on a device.
+
+awake     parameters + fixed + blocks x block
+asleep    asleep: the rest of an engine whose parameters and KV blocks are dropped
+"""
+
+from dataclasses import dataclass
+
+from policies.model import Blocks, Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory that a replica is ordered to have: its number of KV blocks; None: it is asleep."""
+
+    blocks: Blocks | None
+
+    @property
+    def is_awake(self) -> bool:
+        """True if the replica holds its parameters."""
+        return self.blocks is not None
+
+
+ASLEEP = MemoryPlan(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """The bytes of a replica of a model on one device.
+
+    `fixed` are held while it is awake, beside parameters and KV: context, graphs, activations. `block` are those of one
+    KV block over all layers. `floor` is the least number of blocks of a replica that is awake: those of one request of
+    the longest context, since a longer one at the head of the engine's queue would block it for ever.
+    """
+
+    parameters: Bytes
+    fixed: Bytes
+    asleep: Bytes
+    block: Bytes
+    floor: Blocks
+
+    @property
+    def least(self) -> Bytes:
+        """The bytes of a replica that is awake with the floor of blocks."""
+        return self.need(MemoryPlan(self.floor))
+
+    def need(self, plan: MemoryPlan) -> Bytes:
+        """The bytes of a replica with this plan."""
+        if plan.blocks is None:
+            return self.asleep
+        return Bytes(self.parameters + self.fixed + plan.blocks * self.block)
+
+    def blocks_in(self, size: int) -> Blocks:
+        """The KV blocks of an awake replica of `size` bytes in all; below zero if its parameters do not fit."""
+        return Blocks((size - self.parameters - self.fixed) // self.block)

@@ -1,0 +1,15 @@
+"""Sizes of plans in bytes."""
+
+from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory
+from policies.model import Blocks, Bytes
+
+MODEL = ModelMemory(Bytes(1000), Bytes(100), Bytes(50), Bytes(10), Blocks(4))
+
+
+def test_an_awake_replica_holds_its_parameters_and_a_sleeping_one_does_not() -> None:
+    assert [MODEL.need(plan) for plan in (MemoryPlan(Blocks(0)), MemoryPlan(Blocks(7)), ASLEEP)] == [1100, 1170, 50]
+    assert MODEL.least == 1140
+
+
+def test_blocks_in_a_size_are_whole_and_below_zero_where_parameters_do_not_fit() -> None:
+    assert [MODEL.blocks_in(size) for size in (1179, 1100, 1099)] == [7, 0, -1]
