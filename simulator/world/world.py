@@ -60,10 +60,8 @@ class World:
         self.loop = Loop()
         self.devices = Devices(first.setup.gpus_per_node, limit, first.setup.by_machine)
         self.shared = None if shared is None else SharedDevices(self.loop, shared, models or {})
-        device_time = None if shared is None else DeviceTime(self.loop)
-        self.pools = tuple(
-            SimulatedPool(spec, self.loop, self.shared or self.devices, self._ask_early, device_time) for spec in specs
-        )
+        self._device_time = None if shared is None else DeviceTime(self.loop)
+        self.pools = tuple(self._pool(spec) for spec in specs)
         if self.shared is not None:
             for pool in self.pools:
                 self.shared.register(pool)
@@ -83,6 +81,9 @@ class World:
             pool.await_jobs(own)
         self._await_epoch(self._epoch_s)
         self.loop.run(self._horizon_s)
+
+    def _pool(self, spec: PoolSpec) -> SimulatedPool:
+        return SimulatedPool(spec, self.loop, self.shared or self.devices, self._ask_early, self._device_time)
 
     def _await_epoch(self, time: float) -> None:
         """Schedule the next epoch for a time, in place of the one scheduled before."""
