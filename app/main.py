@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -19,12 +19,14 @@ from app.configuration.surroundings import refused_entries, refused_proxy
 from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
 from app.ingress.access.operators import ADMIN_VARIABLE, parse_admin_key
-from app.ingress.config import IngressConfig, Tenancy
+from app.ingress.config import IngressConfig, ModelConfig, Tenancy
 from app.settings import (
     CPU_ENGINE,
     CPU_ENV,
     CPU_LORA,
     AutoscalingSettings,
+    DeploymentSettings,
+    ModelSettings,
     Settings,
     check_installed,
     check_nodes,
@@ -92,17 +94,33 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     check_installed(settings)
     _check_surroundings(args, settings)
     _check_versions(settings)
-    engine = _engine_config(settings)
-    limits = settings.deployment_config
-    topology = Topology(
-        {engine.model_id: SOLE_POOL},
-        settings.ingress.lease_s,
-        limits.engine_silence_s,
-        limits.graceful_shutdown_timeout_s,
-    )
-    engines = _engine_deployment(settings, SOLE_POOL).bind(engine, settings.migration, topology)
+    pools = _pools(settings)
+    configs = _engine_configs(settings)
+    engines = [
+        _engine_deployment(model, pools[model.model_id]).bind(
+            config, settings.migration, _topology(settings, pools, model.deployment_config)
+        )
+        for model, config in zip(settings.models, configs, strict=True)
+    ]
+    topology = _topology(settings, pools, _most_patient(settings))
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
-    return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
+    return _ingress_deployment(settings).bind(_ingress_config(settings, configs), topology, *engines, scheduler)
+
+
+def _pools(settings: Settings) -> dict[str, PoolId]:
+    """The pool of each model, by the model's id."""
+    return {model.model_id: SOLE_POOL for model in settings.models}
+
+
+def _topology(settings: Settings, pools: Mapping[str, PoolId], limits: DeploymentSettings) -> Topology:
+    return Topology(pools, settings.ingress.lease_s, limits.engine_silence_s, limits.graceful_shutdown_timeout_s)
+
+
+def _most_patient(settings: Settings) -> DeploymentSettings:
+    """The replicas of the model whose requests have the longest time to end."""
+    return max(
+        (model.deployment_config for model in settings.models), key=lambda config: config.graceful_shutdown_timeout_s
+    )
 
 
 def read_args(args: dict[str, Any]) -> Args:
@@ -168,66 +186,84 @@ def _check_versions(settings: Settings) -> None:
         raise _refused(lines)
 
 
-def _engine_config(settings: Settings) -> EngineConfig:
-    loading = settings.model_loading_config
+def _engine_configs(settings: Settings) -> list[EngineConfig]:
+    """The configurations of the engines of all models, in their order."""
+    return [_engine_config(settings, model) for model in settings.models]
+
+
+def _engine_config(settings: Settings, model: ModelSettings) -> EngineConfig:
+    loading = model.model_loading_config
     source = loading.source or str(SHIPPED.get(loading.model_id, ensure_tiny_model)())
-    lora = CPU_LORA if settings.engine_kwargs.get("enable_lora") else {}
-    defaults = {} if settings.gpus or settings.engine == "paced" else {**CPU_ENGINE, **lora}
+    lora = CPU_LORA if model.engine_kwargs.get("enable_lora") else {}
+    defaults = {} if model.gpus or model.engine == "paced" else {**CPU_ENGINE, **lora}
     # The model's name in vLLM's metrics.
-    named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
+    named = {} if model.engine == "paced" else {"served_model_name": loading.model_id}
     # Otherwise, a request of a high rank would wait in an engine behind all that came before it.
     ordered = {"scheduling_policy": "priority"} if settings.scheduler.classes else {}
-    kwargs = {**named, **defaults, **ordered, **settings.engine_kwargs}
-    standby = settings.deployment_config.standby
-    adapters = settings.ingress.adapters
-    cache, on_gpu = settings.cache, settings.gpus > 0
+    kwargs = {**named, **defaults, **ordered, **model.engine_kwargs}
+    cache = model.cache
     return EngineConfig(
         loading.model_id,
         source,
         kwargs,
-        settings.engine,
-        on_gpu,
-        standby,
-        adapters,
+        model.engine,
+        model.gpus > 0,
+        model.deployment_config.standby,
+        model.adapters,
         cache.audit_s,
         cache.dram_gib,
         cache.pin_share,
-        _scheduler_config(settings).evacuates,
+        _pool_config(settings, model).evacuates,
         cache.recompute_s,
-        settings.caching is Caching.PREFILL,
+        model.caching is Caching.PREFILL,
     )
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
-    scaling = settings.deployment_config.autoscaling_config
-    bounds = scaling.min_replicas, scaling.max_replicas
+    (model,) = settings.models
+    return _pool_config(settings, model)
+
+
+def _pool_config(settings: Settings, model: ModelSettings) -> SchedulerConfig:
+    """The scheduler's configuration for the pool of a model."""
+    scaling = model.deployment_config.autoscaling_config
     return SchedulerConfig(
-        **dict(settings.scheduler),
-        bounds=bounds,
+        **{**dict(settings.scheduler), "slo": model.slo},
+        bounds=(scaling.min_replicas, scaling.max_replicas),
         scales=scaling.target_ongoing_requests is None,
-        copies=settings.cache.copies,
-        prefill_replicas=settings.prefill_replicas,
-        auto_prefills=settings.disaggregation.mode is Disaggregation.AUTO,
-        returns=settings.caching is Caching.FULL,
+        copies=model.cache.copies,
+        prefill_replicas=model.prefill_replicas,
+        auto_prefills=model.disaggregation.mode is Disaggregation.AUTO,
+        returns=model.caching is Caching.FULL,
     )
 
 
-def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
-    loading = settings.model_loading_config
+def _ingress_config(settings: Settings, engines: Sequence[EngineConfig]) -> IngressConfig:
+    """The configuration of an ingress; `engines` are those of its models."""
     return IngressConfig(
         **{**dict(settings.ingress), "keep_alive_s": _keep_alive_s(settings), "admin_key": _admin_key(settings)},
-        model_id=engine.model_id,
-        model_source=engine.model_source,
-        engine_kwargs=engine.kwargs,
-        chat_template=loading.read_chat_template(),
-        tool_call_parser=loading.tool_call_parser,
+        models=tuple(
+            _served_model(settings, model, engine) for model, engine in zip(settings.models, engines, strict=True)
+        ),
         api_keys=_listed_keys(settings),
-        initial_replicas=settings.deployment_config.autoscaling_config.initial,
-        grace_s=settings.deployment_config.graceful_shutdown_timeout_s,
+        grace_s=_most_patient(settings).graceful_shutdown_timeout_s,
         refresh_s=settings.scheduler.epoch_s,
         service_classes=settings.scheduler.service_classes,
-        tenancy=_tenancy(settings),
-        has_level=_scheduler_config(settings).terms.has_level,
+    )
+
+
+def _served_model(settings: Settings, model: ModelSettings, engine: EngineConfig) -> ModelConfig:
+    loading = model.model_loading_config
+    return ModelConfig(
+        engine.model_id,
+        engine.model_source,
+        engine.kwargs,
+        model.deployment_config.autoscaling_config.initial,
+        model.frontend_kwargs,
+        loading.read_chat_template(),
+        loading.tool_call_parser,
+        _tenancy(settings, model),
+        _pool_config(settings, model).terms.has_level,
     )
 
 
@@ -249,12 +285,12 @@ def _admin_key(settings: Settings) -> str | None:
     return parse_admin_key(given, ADMIN_VARIABLE)
 
 
-def _tenancy(settings: Settings) -> Tenancy:
+def _tenancy(settings: Settings, model: ModelSettings) -> Tenancy:
     """The calls that share cached KV. Raises ValueError for those of keys if there are no keys."""
-    by_key = settings.cache.isolation is Isolation.KEY
+    by_key = model.cache.isolation is Isolation.KEY
     if by_key and settings.ingress.api_keys_file is None and VARIABLE not in os.environ:
         raise ValueError(f"cache.isolation is key: set ingress.api_keys_file or {VARIABLE}, or write shared")
-    if settings.caching is Caching.NONE:
+    if model.caching is Caching.NONE:
         return Tenancy.CALL
     return Tenancy.KEY if by_key else Tenancy.ALL
 
@@ -271,21 +307,21 @@ def _listed_keys(settings: Settings) -> tuple[ApiKey, ...]:
     return keys
 
 
-def _engine_deployment(settings: Settings, pool: PoolId) -> Any:
+def _engine_deployment(model: ModelSettings, pool: PoolId) -> Any:
     from deployments.replica.deployment import EngineReplica
     from deployments.replica.standby import HOOK
 
-    config = settings.deployment_config
+    config = model.deployment_config
     scaling = config.autoscaling_config
-    env = _ENV | ({} if settings.gpus else {**CPU_ENV, **_compiled()}) | (HOOK if config.standby else {})
+    env = _ENV | ({} if model.gpus else {**CPU_ENV, **_compiled()}) | (HOOK if config.standby else {})
     resources: dict[str, Any] = {
         "num_cpus": config.num_cpus,
         **_placed(config.placement),
         "runtime_env": {"env_vars": env},
     }
-    if settings.gpus:
-        resources["num_gpus"] = settings.gpus
-        resources["accelerator_type"] = settings.accelerator_type
+    if model.gpus:
+        resources["num_gpus"] = model.gpus
+        resources["accelerator_type"] = model.accelerator_type
     return serve.deployment(
         EngineReplica,
         name=pool,
@@ -380,6 +416,6 @@ def _ingress_deployment(settings: Settings) -> Any:
         # A new ingress listens before the old one stops.
         max_surge_percent=100,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=settings.deployment_config.graceful_shutdown_timeout_s,
+        graceful_shutdown_timeout_s=_most_patient(settings).graceful_shutdown_timeout_s,
         health_check_period_s=2,
     )

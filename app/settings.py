@@ -8,6 +8,7 @@ import os
 import re
 import ssl
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ from deployments.config import (
     MigrationSettings,
     NodePlacement,
     SchedulerSettings,
+    ServiceLevelSettings,
     SettingsSection,
 )
 from deployments.engine.pace import read_pace
@@ -341,12 +343,7 @@ class IngressSettings(SettingsSection):
     @field_validator("frontend_kwargs")
     @classmethod
     def _are_of_the_frontend(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if others := sorted(value.keys() - FRONTEND_ARGUMENTS):
-            known = ", ".join(sorted(FRONTEND_ARGUMENTS))
-            raise ValueError(f"remove {', '.join(others)}; there are {known}")
-        if value.get("lora_modules"):
-            return value | {"lora_modules": read_modules(value["lora_modules"])}
-        return value
+        return _read_frontend_kwargs(value)
 
     @field_validator("service_tiers")
     @classmethod
@@ -438,11 +435,6 @@ class IngressSettings(SettingsSection):
         """True if operators need a key, of the settings or of the environment."""
         return (self.admin_key or self.admin_key_file or os.environ.get(ADMIN_VARIABLE)) is not None
 
-    @property
-    def adapters(self) -> tuple[Adapter, ...]:
-        """The adapters of the configuration."""
-        return listed_adapters(self.frontend_kwargs.get("lora_modules") or ())
-
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
@@ -481,8 +473,18 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
-class Settings(SettingsSection):
-    """All settings under `args`."""
+def _read_frontend_kwargs(value: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of vLLM's server application, with the entries of `lora_modules` as objects. Raises ValueError."""
+    if others := sorted(value.keys() - FRONTEND_ARGUMENTS):
+        known = ", ".join(sorted(FRONTEND_ARGUMENTS))
+        raise ValueError(f"remove {', '.join(others)}; there are {known}")
+    if value.get("lora_modules"):
+        return value | {"lora_modules": read_modules(value["lora_modules"])}
+    return value
+
+
+class ModelSections(SettingsSection):
+    """The sections of one model."""
 
     model_loading_config: ModelLoadingSettings = Field(default_factory=ModelLoadingSettings, description="The model.")
     engine: Literal["vllm", "paced"] = Field(
@@ -498,12 +500,9 @@ class Settings(SettingsSection):
         default_factory=DeploymentSettings, description="Replicas and resources."
     )
     cache: CacheSettings = Field(default_factory=CacheSettings, description="KV caches.")
-    migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
-    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
     disaggregation: DisaggregationSettings = Field(
         default_factory=DisaggregationSettings, description="Prefill and decoding on different replicas."
     )
-    ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
 
     @field_validator("accelerator_type")
     @classmethod
@@ -519,6 +518,11 @@ class Settings(SettingsSection):
         return {name: held for name, held in value.items() if (name, held) != ("distributed_executor_backend", "mp")}
 
     @property
+    def model_id(self) -> str:
+        """The model's name in the settings, and in the API unless `served_model_name` has others."""
+        return self.model_loading_config.model_id
+
+    @property
     def workers(self) -> int:
         """Number of workers of one replica, each of which holds a shard of the model."""
         workers: int = self.engine_kwargs.get("tensor_parallel_size", 1)
@@ -528,71 +532,6 @@ class Settings(SettingsSection):
     def gpus(self) -> float:
         """Number of GPUs of one replica."""
         return self.deployment_config.num_gpus or (float(self.workers) if self.accelerator_type else 0.0)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        for name in ("block_size", "max_model_len", "tensor_parallel_size"):
-            value = self.engine_kwargs.get(name, 1)
-            if name == "max_model_len" and value in (-1, "auto"):
-                raise ValueError(
-                    f"engine_kwargs.{name} is {value!r}: Mell has to know the length before an engine has measured its "
-                    "memory: write it in tokens, or remove it for that of the model"
-                )
-            if type(value) is not int or value < 1:
-                raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
-        if self.migration.transport in ON_GPU and not self.gpus:
-            raise ValueError(f"migration.transport is {self.migration.transport}: without GPUs write {ON_HOST[0]}")
-        by_serve = self.deployment_config.autoscaling_config.target_ongoing_requests is not None
-        if by_serve and self.scheduler.mode is Mode.ACT:
-            raise ValueError(
-                "autoscaling_config.target_ongoing_requests: both Serve and Mell would scale; remove it, or write "
-                "scheduler.mode: off"
-            )
-        block_size = self.engine_kwargs.get("block_size")
-        on_cpu = not self.gpus and self.engine == "vllm"
-        if on_cpu and block_size is not None and block_size % 32:
-            raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
-        loading = self.model_loading_config
-        if self.engine == "vllm" and loading.source is None and loading.model_id not in SHIPPED:
-            raise ValueError(
-                f"model_loading_config.model_id is {loading.model_id}: write model_source, too, the folder or the hub "
-                f"name of the model (Mell brings along only {', '.join(sorted(SHIPPED))})"
-            )
-        for name in ("chat_template", "tool_call_parser"):
-            if name in self.ingress.frontend_kwargs and getattr(loading, name) is not None:
-                raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
-        if self.engine == "paced":
-            self._check_service()
-        self._check_classes()
-        if self.deployment_config.standby and self.engine == "paced":
-            raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
-        self._check_adapters()
-        self._check_engine()
-        self._check_tier()
-        self._check_disaggregation()
-        return self
-
-    def _check_service(self) -> None:
-        """Raise ValueError for a level of the pool or of a class that no paced engine meets, even with one request."""
-        levels = {"slo": self.scheduler.slo.level}
-        levels |= {f"classes.{name}": each.level for name, each in self.scheduler.classes.items()}
-        for name, level in levels.items():
-            if level is None:
-                continue
-            pace = read_pace(self.engine_kwargs)
-            if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
-                raise ValueError(f"scheduler.{name} cannot be met: {'; '.join(reasons)}")
-
-    def _check_tier(self) -> None:
-        """Raise ValueError for a tier of host memory that no engine could have."""
-        if not self.cache.dram_gib:
-            return
-        if self.engine == "paced":
-            raise ValueError("cache.dram_gib: a paced engine has no tier of host memory; remove it")
-        if self.engine_kwargs.get("enable_prefix_caching") is False:
-            raise ValueError(
-                "cache.dram_gib: its blocks are found by the prefix cache; set enable_prefix_caching: true"
-            )
 
     @property
     def prefill_replicas(self) -> int:
@@ -611,24 +550,179 @@ class Settings(SettingsSection):
         """The replicas that keep the KV of ended requests for others: all, without prefill replicas."""
         return self.disaggregation.caching if self.prefill_replicas else Caching.FULL
 
-    def _check_disaggregation(self) -> None:
+    @model_validator(mode="after")
+    def _makes_an_engine(self) -> Self:
+        for name in ("block_size", "max_model_len", "tensor_parallel_size"):
+            value = self.engine_kwargs.get(name, 1)
+            if name == "max_model_len" and value in (-1, "auto"):
+                raise ValueError(
+                    f"engine_kwargs.{name} is {value!r}: Mell has to know the length before an engine has measured its "
+                    "memory: write it in tokens, or remove it for that of the model"
+                )
+            if type(value) is not int or value < 1:
+                raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
+        block_size = self.engine_kwargs.get("block_size")
+        on_cpu = not self.gpus and self.engine == "vllm"
+        if on_cpu and block_size is not None and block_size % 32:
+            raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
+        loading = self.model_loading_config
+        if self.engine == "vllm" and loading.source is None and loading.model_id not in SHIPPED:
+            raise ValueError(
+                f"model_loading_config.model_id is {loading.model_id}: write model_source, too, the folder or the hub "
+                f"name of the model (Mell brings along only {', '.join(sorted(SHIPPED))})"
+            )
+        if self.deployment_config.standby and self.engine == "paced":
+            raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
+        self._check_engine()
+        self._check_tier()
+        return self
+
+    def _check_engine(self) -> None:
+        """Raise ValueError for arguments that an engine of Mell must not have, or workers that do not fit the GPUs."""
+        if self.engine == "vllm":
+            if (gpus := experts_over_ranks(self.engine_kwargs)) is not None:
+                raise ValueError(f"engine_kwargs.data_parallel_size: {as_settings(whole_experts(gpus))}")
+            if lines := list(refused_arguments(self.engine_kwargs)):
+                raise ValueError("\n".join(lines))
+        if self.gpus and self.gpus != self.workers and max(self.gpus, self.workers) > 1:
+            raise ValueError(
+                f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
+                "but every worker has one GPU: write the same number in both"
+            )
+
+    def _check_tier(self) -> None:
+        """Raise ValueError for a tier of host memory that no engine could have."""
+        if not self.cache.dram_gib:
+            return
+        if self.engine == "paced":
+            raise ValueError("cache.dram_gib: a paced engine has no tier of host memory; remove it")
+        if self.engine_kwargs.get("enable_prefix_caching") is False:
+            raise ValueError(
+                "cache.dram_gib: its blocks are found by the prefix cache; set enable_prefix_caching: true"
+            )
+
+
+class ModelSettings(ModelSections):
+    """A model with all that is its own."""
+
+    slo: ServiceLevelSettings = Field(
+        default_factory=ServiceLevelSettings, description="The model's service level, as `scheduler.slo`."
+    )
+    frontend_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the model's server application, as `ingress.frontend_kwargs`.",
+    )
+
+    @field_validator("frontend_kwargs")
+    @classmethod
+    def _are_of_the_frontend(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _read_frontend_kwargs(value)
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of the configuration."""
+        return listed_adapters(self.frontend_kwargs.get("lora_modules") or ())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the model itself in the API."""
+        return served_names(self.model_id, self.engine_kwargs)
+
+
+class Settings(ModelSections):
+    """All settings under `args`."""
+
+    migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
+    ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
+
+    @cached_property
+    def models(self) -> tuple[ModelSettings, ...]:
+        """The models."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in ModelSections.model_fields}
+        values |= {"slo": self.scheduler.slo, "frontend_kwargs": self.ingress.frontend_kwargs}
+        return (ModelSettings.model_construct(None, **values),)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        self._check_classes()
+        for model in self.models:
+            self._check_model(model)
+        return self
+
+    def _check_model(self, model: ModelSettings) -> None:
+        """Raise ValueError for a model that does not fit the common sections."""
+        if self.migration.transport in ON_GPU and not model.gpus:
+            raise ValueError(f"migration.transport is {self.migration.transport}: without GPUs write {ON_HOST[0]}")
+        by_serve = model.deployment_config.autoscaling_config.target_ongoing_requests is not None
+        if by_serve and self.scheduler.mode is Mode.ACT:
+            raise ValueError(
+                "autoscaling_config.target_ongoing_requests: both Serve and Mell would scale; remove it, or write "
+                "scheduler.mode: off"
+            )
+        if model.engine == "paced":
+            self._check_service(model)
+        levels = [model.slo.level, *self.scheduler.service_classes.levels.values()]
+        if self.ingress.refuse_late is not None and not any(level and level.ttft_p99_s for level in levels):
+            raise ValueError("ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too")
+        self._check_frontend(model)
+        self._check_disaggregation(model)
+
+    def _check_frontend(self, model: ModelSettings) -> None:
+        """Raise ValueError for parsers that vLLM lacks, and for adapters that no engine could load."""
+        loading, kwargs = model.model_loading_config, model.frontend_kwargs
+        for name in ("chat_template", "tool_call_parser"):
+            if name in kwargs and getattr(loading, name) is not None:
+                raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
+        if model.engine == "vllm" and (
+            lines := list(refused_parsers(model.engine_kwargs, kwargs, loading.tool_call_parser))
+        ):
+            raise ValueError("\n".join(lines))
+        modules = {adapter.lora_name for adapter in model.adapters}
+        if modules and model.engine_kwargs.get("enable_lora") is not True:
+            raise ValueError("ingress.frontend_kwargs.lora_modules: write engine_kwargs.enable_lora: true, too")
+        if self.ingress.allow_runtime_lora_updating:
+            self._check_updating(model)
+        if taken := sorted(model.names & modules):
+            raise ValueError(f"ingress.frontend_kwargs.lora_modules: {', '.join(taken)} is the name of the model")
+
+    def _check_updating(self, model: ModelSettings) -> None:
+        """Raise ValueError if nobody may load adapters at run time, or no engine could."""
+        updating = "ingress.allow_runtime_lora_updating"
+        if not self.ingress.has_admin_key:
+            raise ValueError(f"{updating}: its calls name folders of the engines' machines; set ingress.admin_key, too")
+        if model.engine_kwargs.get("enable_lora") is not True:
+            raise ValueError(f"{updating}: write engine_kwargs.enable_lora: true, too")
+
+    def _check_service(self, model: ModelSettings) -> None:
+        """Raise ValueError for a level of the pool or of a class that no paced engine meets, even with one request."""
+        levels = {"slo": model.slo.level}
+        levels |= {f"classes.{name}": each.level for name, each in self.scheduler.classes.items()}
+        for name, level in levels.items():
+            if level is None:
+                continue
+            pace = read_pace(model.engine_kwargs)
+            if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
+                raise ValueError(f"scheduler.{name} cannot be met: {'; '.join(reasons)}")
+
+    def _check_disaggregation(self, model: ModelSettings) -> None:
         """Raise ValueError for prefill replicas that nobody could assign, or from which no request could move."""
-        if self.disaggregation.mode is Disaggregation.OFF:
+        if model.disaggregation.mode is Disaggregation.OFF:
             return
         if self.scheduler.mode is not Mode.ACT:
             raise ValueError("disaggregation.mode: the scheduler moves the requests on; write scheduler.mode: act")
-        least = self.deployment_config.autoscaling_config.min_replicas
-        if self.disaggregation.mode is Disaggregation.AUTO and least < 2:
+        least = model.deployment_config.autoscaling_config.min_replicas
+        if model.disaggregation.mode is Disaggregation.AUTO and least < 2:
             raise ValueError(
                 f"disaggregation.mode: autoscaling_config.min_replicas is {least}, and auto takes the replicas for "
                 "prefills from the minimum: raise it"
             )
-        if self.prefill_replicas >= least:
+        if model.prefill_replicas >= least:
             raise ValueError(
-                f"disaggregation.prefill_replicas is {self.prefill_replicas}, and autoscaling_config.min_replicas "
+                f"disaggregation.prefill_replicas is {model.prefill_replicas}, and autoscaling_config.min_replicas "
                 f"{least}: the others decode, so raise the minimum"
             )
-        if self.engine_kwargs.get("enable_prefix_caching") is False:
+        if model.engine_kwargs.get("enable_prefix_caching") is False:
             raise ValueError("disaggregation.mode: requests move by KV; set enable_prefix_caching: true")
 
     def _check_classes(self) -> None:
@@ -642,41 +736,6 @@ class Settings(SettingsSection):
             check_classes(KeyFile(ingress.api_keys_file).read(), classes.names, ingress.api_keys_file)
         if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
             raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
-        levels = [self.scheduler.slo.level, *classes.levels.values()]
-        if ingress.refuse_late is not None and not any(level and level.ttft_p99_s for level in levels):
-            raise ValueError("ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too")
-
-    def _check_adapters(self) -> None:
-        """Raise ValueError for adapters that no engine could load, or no request could name."""
-        ingress, updating = self.ingress, "ingress.allow_runtime_lora_updating"
-        if ingress.allow_runtime_lora_updating and not ingress.has_admin_key:
-            raise ValueError(f"{updating}: its calls name folders of the engines' machines; set ingress.admin_key, too")
-        if self.engine_kwargs.get("enable_lora") is not True:
-            if ingress.adapters:
-                raise ValueError("ingress.frontend_kwargs.lora_modules: write engine_kwargs.enable_lora: true, too")
-            if ingress.allow_runtime_lora_updating:
-                raise ValueError(f"{updating}: write engine_kwargs.enable_lora: true, too")
-        models = served_names(self.model_loading_config.model_id, self.engine_kwargs)
-        if taken := sorted(models & {adapter.lora_name for adapter in ingress.adapters}):
-            raise ValueError(f"ingress.frontend_kwargs.lora_modules: {', '.join(taken)} is the name of the model")
-
-    def _check_engine(self) -> None:
-        """Raise ValueError for arguments that an engine of Mell must not have, or workers that do not fit the GPUs."""
-        if self.engine == "vllm":
-            if (gpus := experts_over_ranks(self.engine_kwargs)) is not None:
-                raise ValueError(f"engine_kwargs.data_parallel_size: {as_settings(whole_experts(gpus))}")
-            parser = self.model_loading_config.tool_call_parser
-            lines = [
-                *refused_arguments(self.engine_kwargs),
-                *refused_parsers(self.engine_kwargs, self.ingress.frontend_kwargs, parser),
-            ]
-            if lines:
-                raise ValueError("\n".join(lines))
-        if self.gpus and self.gpus != self.workers and max(self.gpus, self.workers) > 1:
-            raise ValueError(
-                f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
-                "but every worker has one GPU: write the same number in both"
-            )
 
 
 def served_names(model_id: str, engine_kwargs: Mapping[str, Any]) -> frozenset[str]:
@@ -732,12 +791,13 @@ def has_gpu_build() -> bool:
 def check_installed(settings: Settings) -> None:
     """Compare the settings with the installed build of vLLM. Raises ValueError with the correction."""
     cpu_build = is_installed(CPU_BUILD)
-    if settings.gpus and cpu_build:
-        raise ValueError(f"the settings ask for GPUs but the CPU build of vLLM is installed: run {INSTALL_CUDA}")
-    if settings.engine == "vllm" and not settings.gpus and not cpu_build and is_installed("vllm"):
-        raise ValueError(
-            f"the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or run {INSTALL_CPU}"
-        )
+    for model in settings.models:
+        if model.gpus and cpu_build:
+            raise ValueError(f"the settings ask for GPUs but the CPU build of vLLM is installed: run {INSTALL_CUDA}")
+        if model.engine == "vllm" and not model.gpus and not cpu_build and is_installed("vllm"):
+            raise ValueError(
+                f"the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or run {INSTALL_CPU}"
+            )
 
 
 ACCELERATOR = "accelerator_type:"
@@ -751,12 +811,13 @@ def check_nodes(settings: Settings, nodes: Collection[Mapping[str, float]]) -> N
     """
     with_gpus = [node for node in nodes if node.get("GPU", 0.0) > 0]
     largest = max((node["GPU"] for node in with_gpus), default=0.0)
-    if 0 < largest < settings.gpus:
-        raise ValueError(
-            f"a replica has {settings.gpus:g} GPUs (engine_kwargs.tensor_parallel_size) and must fit on one node, but "
-            f"no node has more than {largest:g}: write tensor_parallel_size: {largest:g}"
-        )
-    kind = settings.accelerator_type
     types = {name.removeprefix(ACCELERATOR) for node in with_gpus for name in node if name.startswith(ACCELERATOR)}
-    if kind is not None and types and kind not in types:
-        raise ValueError(f"accelerator_type is {kind}, but the cluster's GPUs are {', '.join(sorted(types))}")
+    for model in settings.models:
+        if 0 < largest < model.gpus:
+            raise ValueError(
+                f"a replica has {model.gpus:g} GPUs (engine_kwargs.tensor_parallel_size) and must fit on one node, but "
+                f"no node has more than {largest:g}: write tensor_parallel_size: {largest:g}"
+            )
+        kind = model.accelerator_type
+        if kind is not None and types and kind not in types:
+            raise ValueError(f"accelerator_type is {kind}, but the cluster's GPUs are {', '.join(sorted(types))}")

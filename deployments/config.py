@@ -406,6 +406,7 @@ class SchedulerConfig(SchedulerSettings):
 
     `prefill_replicas` of them are for prefills alone, with `auto_prefills` at most; 0: none. What the others compute
     `returns` to these. Unless the scheduler `scales` the pool in mode `act`, Serve's own rule decides on the number.
+    `pools` are the configurations of several pools, each with the members of its own, `slo` among them.
     """
 
     bounds: tuple[int, int] = (1, 1)
@@ -414,6 +415,11 @@ class SchedulerConfig(SchedulerSettings):
     auto_prefills: bool = False
     returns: bool = True
     copies: CopyMode = CopyMode.OFF
+    pools: Mapping[PoolId, "SchedulerConfig"] = {}
+
+    def of(self, pool: PoolId) -> "SchedulerConfig":
+        """The configuration of a pool."""
+        return self.pools.get(pool, self)
 
     @property
     def evacuates(self) -> bool:
@@ -446,6 +452,7 @@ class SchedulerConfig(SchedulerSettings):
             prefill_replicas=self.prefill_replicas,
             returns=self.returns and self.prefill_replicas > 0,
             auto_prefills=self.auto_prefills,
+            pools={pool: config.terms for pool, config in self.pools.items()},
         )
 
 
@@ -482,7 +489,6 @@ class Topology:
 
     `ingress_lease_s` is the silence of an ingress after which its requests end, `engine_silence_s` the silence of an
     engine with requests after which it is given up. Serve kills a replica `grace_s` after it has begun to stop it.
-    `pools` has one entry, since an application has one model.
     """
 
     pools: Mapping[str, PoolId]

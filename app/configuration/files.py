@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.settings import Settings
+from app.settings import ModelSettings, Settings
 
 _FILES = (
     "hf_config_path",
@@ -19,16 +19,22 @@ _FILES = (
 
 def missing_files(settings: Settings) -> Iterator[str]:
     """The files and folders that this machine lacks, one line each. Names of models on a hub are not looked up."""
-    named: list[tuple[str, Any]] = [("model_loading_config.model_source", settings.model_loading_config.model_source)]
-    if settings.engine == "vllm":
-        kwargs, frontend = settings.engine_kwargs, settings.ingress.frontend_kwargs
+    for model in settings.models:
+        yield from _missing_files(model)
+
+
+def _missing_files(model: ModelSettings) -> Iterator[str]:
+    named: list[tuple[str, Any]] = [("model_loading_config.model_source", model.model_loading_config.model_source)]
+    if model.engine == "vllm":
+        kwargs, frontend = model.engine_kwargs, model.frontend_kwargs
         named += [(f"engine_kwargs.{name}", kwargs.get(name)) for name in _FILES]
         draft = kwargs.get("speculative_config")
         if isinstance(draft, Mapping):
             named.append(("engine_kwargs.speculative_config.model", draft.get("model")))
         named.append(("ingress.frontend_kwargs.tool_parser_plugin", frontend.get("tool_parser_plugin")))
-        adapters = settings.ingress.adapters
-        named += [(f"ingress.frontend_kwargs.lora_modules, {each.lora_name}", each.lora_path) for each in adapters]
+        named += [
+            (f"ingress.frontend_kwargs.lora_modules, {each.lora_name}", each.lora_path) for each in model.adapters
+        ]
     for where, name in named:
         always = where.endswith("_plugin")
         if isinstance(name, str) and name and (always or is_path(name)) and not Path(name).expanduser().exists():

@@ -27,7 +27,7 @@ from app.frontend.guard.layers import vllm_media_domains
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.frontend.media import bound_images
 from app.frontend.names import PromptNamer
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, ModelConfig
 from app.ingress.errors import ApiError
 from app.ingress.streams.streams import Streams
 from app.vllm_cli.arguments import FrontendArgs, validate_parsed_serve_args
@@ -48,13 +48,13 @@ class VllmFrontend:
         self._patience_s = patience_s
 
     @classmethod
-    async def start(cls, config: IngressConfig, streams: Streams, ingress: IngressId) -> Self:
-        """Make the application. That of a pooling model waits for a replica, which knows the model's tasks.
+    async def start(cls, config: IngressConfig, model: ModelConfig, streams: Streams, ingress: IngressId) -> Self:
+        """Make the application of a model. That of a pooling model waits for a replica, which knows the model's tasks.
 
         Raises:
             ValueError, TypeError: an argument of vLLM has an invalid value.
         """
-        args, vllm_config = serve_args(config)
+        args, vllm_config = serve_args(config, model)
         bound_images(config.max_image_pixels)
         # A pooling model's tasks are those of its layers, which only engines have.
         tasks = await streams.tasks() if is_pooling(vllm_config) else GENERATION
@@ -167,12 +167,12 @@ def prompt_namer(config: VllmConfig) -> PromptNamer:
     return PromptNamer(config.cache_config.prefix_caching_hash_algo)
 
 
-def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
-    """The arguments of `vllm serve` that the settings stand for, and vLLM's configuration, made without a device."""
-    frontend = FrontendArgs(**frontend_kwargs(config))
+def serve_args(config: IngressConfig, model: ModelConfig) -> tuple[Namespace, VllmConfig]:
+    """The arguments of `vllm serve` for a model, and vLLM's configuration, made without a device."""
+    frontend = FrontendArgs(**frontend_kwargs(model))
     # The vectors of a query would stay in one engine, and its documents would have to go there.
     frontend.enable_flash_late_interaction = False
-    engine = frontend_args(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
+    engine = frontend_args(model.model_source, {"served_model_name": model.model_id, **model.engine_kwargs})
     engine.allowed_media_domains = vllm_media_domains(config)
     if frontend.tool_parser_plugin:
         ToolParserManager.import_tool_parser(frontend.tool_parser_plugin)
@@ -188,12 +188,12 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     return args, vllm_config
 
 
-def frontend_kwargs(config: IngressConfig) -> dict[str, Any]:
-    kwargs = {name: value for name, value in config.frontend_kwargs.items() if name != "lora_modules"}
-    if config.chat_template is not None:
-        kwargs["chat_template"] = config.chat_template
-    if config.tool_call_parser is not None:
-        kwargs |= {"tool_call_parser": config.tool_call_parser, "enable_auto_tool_choice": True}
+def frontend_kwargs(model: ModelConfig) -> dict[str, Any]:
+    kwargs = {name: value for name, value in model.frontend_kwargs.items() if name != "lora_modules"}
+    if model.chat_template is not None:
+        kwargs["chat_template"] = model.chat_template
+    if model.tool_call_parser is not None:
+        kwargs |= {"tool_call_parser": model.tool_call_parser, "enable_auto_tool_choice": True}
     return kwargs
 
 

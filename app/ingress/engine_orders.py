@@ -34,11 +34,10 @@ class OrderedReplica(CacheApi, CopyApi, UtilityApi, Protocol):
 
 
 class EngineOrders:
-    """Sends orders to the running replicas. Those that start later do not get them."""
+    """Sends orders to the running replicas of some pools. Those that start later do not get them."""
 
-    def __init__(self, replicas: RemoteReplicas[OrderedReplica], membership: Membership) -> None:
-        self._replicas = replicas
-        self._membership = membership
+    def __init__(self, pools: Sequence[tuple[RemoteReplicas[OrderedReplica], Membership]]) -> None:
+        self._pools = pools
 
     async def delete_blocks(
         self, names: tuple[int, ...] | None, replica: str | None
@@ -77,7 +76,7 @@ class EngineOrders:
         order = CopyOrder(prefix.id, prefix, CopyReason.MANUAL, within_s=_CACHE_S)
         try:
             async with asyncio.timeout(_COPY_S):
-                record = await self._replicas.at(donor).copy_prefix(order, to)
+                record = await self._at(donor).copy_prefix(order, to)
         except (TimeoutError, PeerLost) as error:
             raise ApiError(503, f"replica {source} does not answer", code="unavailable") from error
         except Refused as error:
@@ -89,15 +88,25 @@ class EngineOrders:
 
     def _chosen(self, replica: str | None) -> Sequence[ReplicaId]:
         """The replica of that name, None: all that run. Raises ApiError 404 if it does not run."""
-        return self._membership.running if replica is None else (self._running(replica, "replica"),)
+        return self._all if replica is None else (self._running(replica, "replica"),)
 
     def _running(self, replica: str, param: str) -> ReplicaId:
         """The replica of that name. Raises ApiError 404 if it does not run."""
-        running = self._membership.running
+        running = self._all
         if replica not in running:
             details = {"replicas": sorted(running)}
             raise ApiError(404, f"no replica {replica!r} is running", param=param, details=details)
         return ReplicaId(replica)
+
+    @property
+    def _all(self) -> tuple[ReplicaId, ...]:
+        """The running replicas of all pools."""
+        return tuple(replica for _, membership in self._pools for replica in membership.running)
+
+    def _at(self, replica: ReplicaId) -> OrderedReplica:
+        """The stub of a running replica, or of one that has just left."""
+        pools = [replicas for replicas, membership in self._pools if replica in membership.running]
+        return (pools or [self._pools[0][0]])[0].at(replica)
 
     async def reset_prefix_cache(self) -> Failures:
         """Drop the cached blocks of ended requests."""
@@ -112,7 +121,7 @@ class EngineOrders:
         return await self._send(lambda replica: replica.stop_profile(), _STOP_S)
 
     async def _send(self, order: Callable[[UtilityApi], Coroutine[Any, Any, str | None]], within_s: float) -> Failures:
-        answers, failures = await self._ask(order, self._membership.running, within_s)
+        answers, failures = await self._ask(order, self._all, within_s)
         return {**failures, **{replica: reason for replica, reason in answers.items() if reason is not None}}
 
     async def _ask(
@@ -122,7 +131,7 @@ class EngineOrders:
         within_s: float,
     ) -> tuple[dict[ReplicaId, Item], dict[ReplicaId, str]]:
         """The answers to an order, and the reasons of the replicas that have given none."""
-        outcomes = await settle([order(self._replicas.at(replica)) for replica in replicas], within_s)
+        outcomes = await settle([order(self._at(replica)) for replica in replicas], within_s)
         answers: dict[ReplicaId, Item] = {}
         failures: dict[ReplicaId, str] = {}
         for replica, outcome in zip(replicas, outcomes, strict=True):

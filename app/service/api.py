@@ -1,4 +1,4 @@
-"""The API of an ingress: the routes of vLLM's server application behind Mell's layers, and the OpenAPI document."""
+"""The API of one model of an ingress: vLLM's server application, and what operators ask about prompts."""
 
 import asyncio
 import json
@@ -6,23 +6,21 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.types import ASGIApp
+from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
 
 from app.frontend.guard.bodies import BodyLimits, check_body
-from app.frontend.guard.layers import guarded, read_session, vllm_environment
+from app.frontend.guard.layers import body_limits, read_session, vllm_environment
 from app.frontend.guard.routes import OPEN_ROUTES
-from app.ingress.access.admission import Gate
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, ModelConfig
 from app.ingress.errors import ApiError
 from app.ingress.http.openapi import document
 from app.ingress.http.orders import CopyPrompt, MatchOrder, PromptOrder
 from app.ingress.streams.placing import NO_CONTENT, PromptContent
 from app.ingress.streams.streams import Streams
-from app.ingress.telemetry.requests import RequestTelemetry
-from app.settings import IngressSettings
 from deployments.metrics.exposition import Family
 from migration.protocol.continuing import to_spec
 from migration.protocol.core_messages import Adapter, CoreRequest, decode_request, encode_request
@@ -54,50 +52,46 @@ ENVIRONMENT = {
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
 
 
-class Backend(Protocol):
-    """The API's port to the ingress replica."""
-
-    id: IngressId
-    streams: Streams
-    gate: Gate
-    telemetry: RequestTelemetry
-    settings: IngressSettings
-
-
 class VllmApi:
-    """The API, of an ingress process. `start` makes vLLM's application, on the running event loop."""
+    """The API of a model, of an ingress process. `start` makes vLLM's application, on the running event loop."""
 
-    def __init__(self, config: IngressConfig) -> None:
+    def __init__(self, config: IngressConfig, model: ModelConfig) -> None:
         # Before vLLM is imported.
         os.environ.update(ENVIRONMENT | vllm_environment(config))
         self._config = config
+        self._model = model
         self._frontend: VllmFrontend | None = None
-        self._adapters: tuple[Adapter, ...] = config.adapters
-        self._document = b""
+        self._adapters: tuple[Adapter, ...] = model.adapters
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the model in calls, those of its adapters included."""
+        return self._model.names.union(adapter.lora_name for adapter in self._adapters)
+
+    @property
+    def limits(self) -> BodyLimits:
+        """The limits of the model's calls."""
+        return body_limits(self._config, self._started().max_context)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """vLLM's application, as an ASGI application."""
+        await self._started().app(scope, receive, send)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included; empty before the start."""
         return self._frontend.decode(tokens) if self._frontend is not None else ""
 
-    async def start(self, backend: Backend) -> ASGIApp:
-        """The API over a backend, made once, as an ASGI application."""
+    async def start(self, streams: Streams, ingress: IngressId) -> None:
+        """Make the application over the ingress's streams, once."""
         from vllm.envs import enable_envs_cache
 
         from app.frontend.app import VllmFrontend
 
-        frontend = self._frontend = await VllmFrontend.start(self._config, backend.streams, backend.id)
+        frontend = self._frontend = await VllmFrontend.start(self._config, self._model, streams, ingress)
         if self._adapters:
             frontend.serve_adapters(self._adapters)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
-        return guarded(
-            frontend.app,
-            backend.gate,
-            backend.telemetry,
-            backend.settings,
-            frontend.max_context,
-            self._config.tenancy,
-        )
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
         """Serve the model with these adapters, and with no others, once the API has started."""
@@ -123,7 +117,7 @@ class VllmApi:
             None if adapter is None else AdapterId(adapter.lora_int_id),
         )
 
-    async def names(self, order: PromptOrder) -> tuple[int, ...]:
+    async def block_names(self, order: PromptOrder) -> tuple[int, ...]:
         """The names of the full blocks of the order's prompt, at least one.
 
         Raises:
@@ -172,7 +166,7 @@ class VllmApi:
 
     def _adapter(self, model: str | None) -> Adapter | None:
         """The adapter of that name, None for the model's own. Raises ApiError 404."""
-        if model is None or model in self._config.model_names:
+        if model is None or model in self._model.names:
             return None
         for adapter in self._adapters:
             if adapter.lora_name == model:
@@ -188,11 +182,10 @@ class VllmApi:
             raise ApiError(400, "messages: only text is looked up", param="messages", code="invalid_value")
         return order.prompt if isinstance(order.prompt, list) else await frontend.tokens(body.content)
 
-    async def document(self) -> bytes:
-        """The body of `/openapi.json`, whose making takes a second or two; empty before the start."""
-        if not self._document and self._frontend is not None:
-            self._document = json.dumps(await asyncio.to_thread(document, self._frontend.routes)).encode()
-        return self._document
+    @property
+    def routes(self) -> Sequence[APIRoute]:
+        """The application's open routes; none before the start."""
+        return () if self._frontend is None else self._frontend.routes
 
     async def metrics(self, replica: str) -> Sequence[Family]:
         """vLLM's metrics of whole requests, labelled with `replica`; none before the start."""
@@ -207,3 +200,9 @@ class VllmApi:
         """End what is left once the server has ended."""
         if self._frontend is not None:
             await self._frontend.close()
+
+
+async def describe_routes(apis: Iterable[VllmApi]) -> bytes:
+    """The body of `/openapi.json`, whose making takes a second or two; empty before the start of all APIs."""
+    routes = {route.path: route for api in apis for route in api.routes}
+    return json.dumps(await asyncio.to_thread(document, routes.values())).encode() if routes else b""

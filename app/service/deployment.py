@@ -8,19 +8,25 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.types import ASGIApp
 
+from app.frontend.guard.layers import guarded
+from app.frontend.guard.models import GuardedModels
 from app.ingress.access.admission import FirstTokenDeadlines, Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
 from app.ingress.access.operators import OperatorAccess
 from app.ingress.adapters import AdapterOrders
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, ModelConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.hand_over.orders import HandOverOrders
@@ -35,15 +41,17 @@ from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
-from app.service.api import VllmApi
+from app.service.api import VllmApi, describe_routes
+from app.service.merging import merge_migrations, merge_states
+from app.service.models import ServedModel
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
-from deployments.api.calls import HandOverCounts, MoveAnswer, MoveRejected, OrderedHandOver
+from deployments.api.calls import HandOverCounts, MoveAccepted, MoveAnswer, MoveRejected, OrderedHandOver
 from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
-from deployments.metrics.exposition import Family
+from deployments.metrics.exposition import Family, join_families
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
@@ -56,7 +64,7 @@ from deployments.serve.routing import own_app, own_id
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId, RequestSpec
 from policies.decision.limits import Mode
-from policies.model import ReplicaId, Role
+from policies.model import PoolId, ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
 
@@ -70,72 +78,91 @@ _STATE_TIMEOUT_S = 1.0
 class IngressBackend:
     """Implements `Backend` over the deployments."""
 
-    def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
+    def __init__(self, config: IngressConfig, topology: Topology) -> None:
         self.id = IngressId(own_id())
         self.application = app = own_app()
-        self._pool = pool = topology.pools[config.model_id]
-        self._api = api
         self.settings: IngressSettings = config
+        self._config = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         keys = self._key_file.read() if self._key_file is not None else config.api_keys
         self.operators = OperatorAccess(config.admin_key, config.admin_key_file)
         self.tracer = _make_tracer(config, self.id)
-        self.telemetry = _make_telemetry(config, api.decode, self.tracer)
+        self.telemetry = _make_telemetry(config, self._decode, self.tracer)
         self.progress = StartProgress.of(config)
         self._scheduler = scheduler_client(app)
-        self._membership = ServeMembership(pool, app, f"ingress-{self.id}", self._changed)
         self._peers: frozenset[ReplicaId] = frozenset()
         self._processes = processes = ingresses(app)
         self._ingresses = ServeMembership("Ingress", app, f"ingresses-{self.id}", self._peers_changed)
-        replicas = engines(app, pool, config.replica_silence_s)
+        self.models = tuple(self._serve_model(model, topology.pools[model.model_id]) for model in config.models)
+        self.guarded = GuardedModels(self.models)
+        pools = [(model.pool, model.replicas, model.membership) for model in self.models]
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
-            [(pool, replicas, self._membership)],
+            pools,
             (processes, self._ingresses),
         )
-        self.orders = EngineOrders(replicas, self._membership)
+        self.orders = EngineOrders([(replicas, membership) for _, replicas, membership in pools])
         self.nodes = NodeOrders(RayNodes(), self.state)
-        self._adapters = AdapterOrders(
-            AdapterStore(app),
-            config.model_names,
-            config.adapters,
-            (replicas, self._membership),
-            (processes, self._ingresses),
-            api.serve_adapters,
-        )
-        placer = Placer(self._scheduler, pool, self._membership, config.place_timeout_s)
-        self._placer = placer
         chooser = ClassChooser(config.service_classes, config.service_tiers)
-        deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
-        self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
+        self.gate = Gate(keys, config.max_requests, chooser=chooser)
         self.draining = Draining(lambda: self.gate.running + self.taken.count)
-        self.streams = Streams(
-            self.id,
-            replicas,
-            placer,
-            self._scheduler,
-            config.no_replica_timeout_s,
-            config.max_engine_losses,
-            lost=self.telemetry.lost.inc,
-            tracer=self.tracer,
-        )
-        self.taken = TakenRequests(self.streams, self.id, api.content, config.service_classes)
+        model = self.models[0]
+        self.taken = TakenRequests(model.streams, self.id, model.api.content, config.service_classes)
         self.hand_over = HandOverOrders(
             f"{app}.{generation()}",
             self.id,
-            self.streams,
+            model.streams,
             (processes, self._ingresses),
             taken=lambda: self.taken.count,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
         self._scheduler_down = False
+        self._document = b""
         self._refresher = asyncio.create_task(repeat(self._refresh, config.refresh_s))
 
-    def _changed(self, membership: Membership) -> None:
-        self.streams.watch(membership)
-        self.progress.count(len(membership.running))
+    def _serve_model(self, model: ModelConfig, pool: PoolId) -> ServedModel:
+        """A model, on the replicas of its pool."""
+        config, app, api = self._config, self.application, VllmApi(self._config, model)
+        membership = ServeMembership(pool, app, f"ingress-{pool}-{self.id}", lambda found: self._changed(model, found))
+        replicas = engines(app, pool, config.replica_silence_s)
+        placer = Placer(self._scheduler, pool, membership, config.place_timeout_s)
+        streams = Streams(
+            self.id,
+            replicas,
+            placer,
+            self._scheduler,
+            config.no_replica_timeout_s,
+            config.max_engine_losses,
+            lost=partial(self.telemetry.lost.inc, 1.0, model.model_id),
+            tracer=self.tracer,
+        )
+        adapters = AdapterOrders(
+            AdapterStore(app),
+            model.names,
+            model.adapters,
+            (replicas, membership),
+            (self._processes, self._ingresses),
+            api.serve_adapters,
+        )
+        deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
+        orders = EngineOrders([(replicas, membership)])
+        return ServedModel(model, pool, api, replicas, membership, placer, streams, orders, adapters, deadlines)
+
+    def _decode(self, model: str, tokens: Sequence[int]) -> str:
+        """The text of tokens of the model with that id."""
+        return next(served.api.decode(tokens) for served in self.models if served.id == model)
+
+    def _changed(self, model: ModelConfig, membership: Membership) -> None:
+        served = next(each for each in self.models if each.config is model)
+        served.streams.watch(membership)
+        self.progress.count(self._running)
+
+    @property
+    def _running(self) -> int:
+        """The number of replicas that run."""
+        return sum(len(model.membership.running) for model in self.models)
 
     def _peers_changed(self, membership: Membership) -> None:
         running = frozenset(membership.running)
@@ -143,43 +170,54 @@ class IngressBackend:
             self._processes.forget(gone)
         self._peers = running
 
+    async def start(self) -> ASGIApp:
+        """Make the applications of all models; they are served behind one guard."""
+        for model in self.models:
+            await model.api.start(model.streams, self.id)
+        return guarded(self.guarded, self.gate, self.telemetry, self.settings)
+
     async def _refresh(self) -> None:
         """Refresh the view of the cluster, report latencies to the scheduler, and reload changed key files."""
         self.operators.reload()
         if self._key_file is not None:
             self.gate.reload(self._key_file)
-        await self._placer.refresh()
-        if self.telemetry.keeps_times:
-            self._scheduler.notify(
-                lambda scheduler: scheduler.latencies(self._pool, self.id, self.telemetry.class_counts)
-            )
+        for model in self.models:
+            await model.placer.refresh()
+            if self.telemetry.keeps_times:
+                self._report_latencies(model)
         await self.refresh_adapters()
         if not self.progress.ended:
             await self._lower_initial()
+
+    def _report_latencies(self, model: ServedModel) -> None:
+        counts = self.telemetry.class_counts(model.id)
+        self._scheduler.notify(lambda scheduler: scheduler.latencies(model.pool, self.id, counts))
 
     async def refresh_adapters(self) -> None:
         """Follow the adapters that are loaded at run time, if that is allowed."""
         if not self.settings.allow_runtime_lora_updating:
             return
         try:
-            await self._adapters.refresh()
+            for model in self.models:
+                await model.adapters.refresh()
         except Exception:
             log.exception("the list of adapters could not be read")
 
     async def _lower_initial(self) -> None:
         """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
         with contextlib.suppress(Exception):
-            wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted(self._pool)
-            if wanted is not None:
-                self.progress.lower_initial(wanted)
+            scheduler = self._scheduler.within(_STATE_TIMEOUT_S)
+            wanted = [await scheduler.wanted(model.pool) for model in self.models]
+            if (known := [number for number in wanted if number is not None]) == wanted:
+                self.progress.lower_initial(sum(known))
 
     def health(self) -> str | None:
         """See `Backend.health`."""
         if self.draining.active:
             return self.draining.reason
         if not self.progress.ended:
-            return f"starting: {len(self._membership.running)} of {self.progress.initial} replicas run"
-        return None if self.streams.serving else "no replica accepts requests"
+            return f"starting: {self._running} of {self.progress.initial} replicas run"
+        return None if any(model.streams.serving for model in self.models) else "no replica accepts requests"
 
     def version(self) -> dict[str, str]:
         """See `Backend.version`."""
@@ -187,7 +225,8 @@ class IngressBackend:
 
     async def own_metrics(self) -> Sequence[Family]:
         """The metrics of this ingress."""
-        return (*self.telemetry.expose(self.id), *await self._api.metrics(self.id))
+        own = [await model.api.metrics(self.id) for model in self.models]
+        return (*self.telemetry.expose(self.id), *join_families(own))
 
     async def metrics(self, scope: MetricsScope) -> bytes:
         """See `Backend.metrics`."""
@@ -195,25 +234,36 @@ class IngressBackend:
 
     async def document(self) -> bytes:
         """See `Backend.document`."""
-        return await self._api.document()
+        if not self._document:
+            self._document = await describe_routes(model.api for model in self.models)
+        return self._document
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
         with self._ignore_scheduler_outage():
-            self._state = await self._scheduler.within(_STATE_TIMEOUT_S).state(self._pool)
+            scheduler = self._scheduler.within(_STATE_TIMEOUT_S)
+            self._state = self._merged(await asyncio.gather(*(scheduler.state(model.pool) for model in self.models)))
         return self._state
 
     async def migrations(self) -> dict[str, Any]:
         """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
         with self._ignore_scheduler_outage():
-            self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).migrations(self._pool)
+            scheduler = self._scheduler.within(_STATE_TIMEOUT_S)
+            found = await asyncio.gather(*(scheduler.migrations(model.pool) for model in self.models))
+            self._migrations = merge_migrations(found)
         return self._migrations
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `Backend.snapshot`; while the scheduler is unavailable, its last answer."""
         with self._ignore_scheduler_outage():
-            self._state, self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).snapshot(self._pool)
+            scheduler = self._scheduler.within(_STATE_TIMEOUT_S)
+            found = await asyncio.gather(*(scheduler.snapshot(model.pool) for model in self.models))
+            self._state = self._merged([state for state, _ in found])
+            self._migrations = merge_migrations([migrations for _, migrations in found])
         return self._state, self._migrations
+
+    def _merged(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return merge_states({model.id: state for model, state in zip(self.models, states, strict=True)})
 
     @contextlib.contextmanager
     def _ignore_scheduler_outage(self) -> Iterator[None]:
@@ -229,54 +279,74 @@ class IngressBackend:
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""
         id = uuid.uuid4().hex[:16]
-        return await self._order(lambda scheduler: scheduler.migrate(self._pool, id, reference, target, path))
+        return await self._find(lambda scheduler, pool: scheduler.migrate(pool, id, reference, target, path))
 
     async def drain(self, replica: str) -> MoveAnswer:
         """See `Backend.drain`."""
-        return await self._order(lambda scheduler: scheduler.drain(self._pool, replica))
+        return await self._find(lambda scheduler, pool: scheduler.drain(pool, replica))
 
     async def set_role(self, replica: str, role: Role | None) -> MoveAnswer:
         """See `Backend.set_role`."""
-        return await self._order(lambda scheduler: scheduler.set_role(self._pool, replica, role))
+        return await self._find(lambda scheduler, pool: scheduler.set_role(pool, replica, role))
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))
 
-    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
+    async def set_level(
+        self, model: str | None, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None
+    ) -> MoveAnswer:
         """See `Backend.set_level`."""
-        return await self._order(
-            lambda scheduler: scheduler.set_level(self._pool, service_class, ttft_p99_s, itl_p99_s)
-        )
+        pool = self.guarded.named(model).pool
+        return await self._order(lambda scheduler: scheduler.set_level(pool, service_class, ttft_p99_s, itl_p99_s))
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+    async def set_bounds(self, model: str | None, least: int, most: int) -> MoveAnswer:
         """See `Backend.set_bounds`."""
-        return await self._order(lambda scheduler: scheduler.set_bounds(self._pool, least, most))
+        pool = self.guarded.named(model).pool
+        return await self._order(lambda scheduler: scheduler.set_bounds(pool, least, most))
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         """See `Backend.match`."""
-        arrival = await self._api.arrival(order)
+        model = self.guarded.called(order.model)
+        arrival = await model.api.arrival(order)
         try:
-            return await self._scheduler.within(_CONTROL_TIMEOUT_S).match(self._pool, arrival)
+            return await self._scheduler.within(_CONTROL_TIMEOUT_S).match(model.pool, arrival)
         except Exception as error:
             log.warning("no answer from the scheduler about a prompt: %r", error)
             raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable") from error
 
     async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
         """See `Backend.names`."""
-        return await self._api.names(order) if order.of_prompt else None
+        return await self.guarded.called(order.model).api.block_names(order) if order.of_prompt else None
+
+    def orders_for(self, order: PromptOrder) -> EngineOrders:
+        """See `Backend.orders_for`."""
+        return self.guarded.called(order.model).orders if order.of_prompt else self.orders
 
     async def prefix(self, order: CopyPrompt) -> RequestSpec:
         """See `Backend.prefix`."""
-        return await self._api.prefix(order, self.id)
+        return await self.guarded.called(order.model).api.prefix(order, self.id)
 
     async def load_adapter(self, order: LoadAdapter) -> str:
         """See `Backend.load_adapter`."""
-        return await self._adapters.load(order)
+        model = self.guarded.named(order.base_model_name, "base_model_name")
+        return await model.adapters.load(order)
 
     async def unload_adapter(self, name: str) -> str:
         """See `Backend.unload_adapter`."""
-        return await self._adapters.unload(name)
+        serving = [model for model in self.models if name in model.names]
+        return await (serving or self.models)[0].adapters.unload(name)
+
+    async def _find(self, order: Callable[[SchedulerStub, PoolId], Awaitable[MoveAnswer]]) -> MoveAnswer:
+        """Give an order about a request or a replica to the pool that has it."""
+        unknown: list[MoveRejected] = []
+        for model in self.models:
+            answer = await self._order(partial(_of_pool, order, model.pool))
+            if isinstance(answer, MoveAccepted) or answer.status != HTTPStatus.NOT_FOUND:
+                return answer
+            unknown.append(answer)
+        replicas = sorted(replica for each in unknown for replica in each.details.get("replicas", ()))
+        return replace(unknown[0], details={**unknown[0].details, **({"replicas": replicas} if replicas else {})})
 
     async def _order(self, order: Callable[[SchedulerStub], Awaitable[MoveAnswer]]) -> MoveAnswer:
         """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
@@ -297,9 +367,16 @@ class IngressBackend:
         """Stop the background tasks and flush the traces within `within_s` seconds."""
         self._refresher.cancel()
         await self.hand_over.close()
-        self._membership.stop()
+        for model in self.models:
+            model.membership.stop()
         self._ingresses.stop()
         await self.tracer.close(within_s)
+
+
+def _of_pool(
+    order: Callable[[SchedulerStub, PoolId], Awaitable[MoveAnswer]], pool: PoolId, scheduler: SchedulerStub
+) -> Awaitable[MoveAnswer]:
+    return order(scheduler, pool)
 
 
 async def repeat(refresh: Callable[[], Awaitable[None]], every_s: float) -> None:
@@ -330,10 +407,16 @@ def add_middleware(app: Starlette, path: str) -> None:
         app.add_middleware(found)
 
 
-def _make_telemetry(config: IngressConfig, decode: Callable[[Sequence[int]], str], tracer: Tracer) -> RequestTelemetry:
-    classes = config.service_classes.names
-    text = decode if config.log_text else None
-    return RequestTelemetry(config.model_id, text, tracer=tracer, classes=classes, keeps_times=config.has_level)
+def _make_telemetry(
+    config: IngressConfig, decode: Callable[[str, Sequence[int]], str], tracer: Tracer
+) -> RequestTelemetry:
+    return RequestTelemetry(
+        *(model.model_id for model in config.models),
+        decode=decode if config.log_text else None,
+        tracer=tracer,
+        classes=config.service_classes.names,
+        keeps_times=any(model.has_level for model in config.models),
+    )
 
 
 def _make_tracer(config: IngressConfig, instance: str) -> Tracer:
@@ -341,7 +424,7 @@ def _make_tracer(config: IngressConfig, instance: str) -> Tracer:
         return NO_TRACER
     from app.ingress.telemetry.spans import OpenTelemetryTracer, batched
 
-    return OpenTelemetryTracer(batched(config.otlp_traces_endpoint), config.model_id, instance)
+    return OpenTelemetryTracer(batched(config.otlp_traces_endpoint), instance)
 
 
 @serve.ingress()
@@ -352,17 +435,15 @@ class IngressReplica:
         self,
         config: IngressConfig,
         topology: Topology,
-        engines: DeploymentHandle,
-        scheduler: DeploymentHandle,
+        *deployments: DeploymentHandle,
     ) -> None:
         """The handles make Serve deploy the other deployments; calls address them by name."""
         check_environment()
         start_guard()
         take_niceness_of_parent()
-        self._api = VllmApi(config)
-        self._backend = IngressBackend(config, topology, self._api)
+        self._backend = IngressBackend(config, topology)
         self._control = ControlRoutes(self._backend)
-        self._app = self._control.app(await self._api.start(self._backend))
+        self._app = self._control.app(await self._backend.start())
         await self._backend.refresh_adapters()
         for path in config.middleware:
             add_middleware(self._app, path)
@@ -383,7 +464,8 @@ class IngressReplica:
 
     async def check_health(self) -> None:
         """Raises RuntimeError if the API can answer no more requests: Serve then replaces this replica."""
-        self._api.check_health()
+        for model in self._backend.models:
+            model.api.check_health()
 
     async def metrics(self) -> Sequence[Family]:
         """The metrics of this ingress, for the scraped ingress."""
@@ -406,7 +488,8 @@ class IngressReplica:
         # Serve kills the process at the end of the grace period, so finish before.
         if self._server is not None:
             await self._server.close(self._grace_s * 0.9)
-        await self._api.close()
+        for model in self._backend.models:
+            await model.api.close()
         await self._backend.close(self._grace_s * 0.05)
 
 

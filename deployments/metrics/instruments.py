@@ -80,36 +80,38 @@ class Histogram:
 
 
 class TokenHistogram(Collector):
-    """As `Histogram` with one label, for an observation per token: a fifth of the time of `prometheus_client`'s.
+    """As `Histogram`, for an observation per token: a fifth of the time of `prometheus_client`'s.
 
     Observed and collected in one thread, it needs no lock.
     """
 
-    def __init__(self, name: str, help: str, registry: CollectorRegistry, buckets: Sequence[float], label: str) -> None:
+    def __init__(
+        self, name: str, help: str, registry: CollectorRegistry, buckets: Sequence[float], labels: Sequence[str]
+    ) -> None:
         self._name = name
         self._help = help
         self._bounds = (*buckets, inf)
-        self._label = label
-        self._series: dict[str, TokenSeries] = {}
+        self._labels = tuple(labels)
+        self._series: dict[tuple[str, ...], TokenSeries] = {}
         registry.register(self)
 
-    def labels(self, value: str) -> "TokenSeries":
-        """The series with that value of the label."""
-        if value not in self._series:
-            self._series[value] = TokenSeries(self._bounds)
-        return self._series[value]
+    def labels(self, *values: str) -> "TokenSeries":
+        """The series with these values of the labels."""
+        if values not in self._series:
+            self._series[values] = TokenSeries(self._bounds)
+        return self._series[values]
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
         """Called by the registry for the metric's names."""
-        yield HistogramMetricFamily(self._name, self._help, labels=[self._label])
+        yield HistogramMetricFamily(self._name, self._help, labels=self._labels)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """See `Collector.collect`."""
         (family,) = self.describe()
         names = [floatToGoString(bound) for bound in self._bounds]  # type: ignore[no-untyped-call]
-        for value, series in self._series.items():
+        for values, series in self._series.items():
             counts = map(float, accumulate(series.counts))
-            family.add_metric([value], list(zip(names, counts, strict=True)), series.sum)
+            family.add_metric(values, list(zip(names, counts, strict=True)), series.sum)
         yield family
 
 

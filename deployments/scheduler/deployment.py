@@ -89,7 +89,7 @@ class LiveScheduler:
         self._recorder = _recorder(config, terms, fence)
         self._pools = {
             ports.pool: PoolScheduler(
-                config, fence, ports, memory.pool(ports.pool), clock, wall_clock, lambda: self._epochs
+                config.of(ports.pool), fence, ports, memory.pool(ports.pool), clock, wall_clock, lambda: self._epochs
             )
             for ports in pools
         }
@@ -198,7 +198,7 @@ class LiveScheduler:
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`. Moves that have been ordered before go on to their ends."""
-        if mode is Mode.ACT and not self._config.scales:
+        if mode is Mode.ACT and not all(self._config.of(pool).scales for pool in self._pools):
             return MoveRejected(422, _SERVE_SCALES)
         await self._ordered.order(mode)
         await self._epochs.follow_mode()
@@ -246,7 +246,7 @@ class EpochScheduler(LiveScheduler):
         self._memberships.append(membership)
         listing = ServeListing(app, pool, config.report_timeout_s)
         telemetry = Telemetry(pool)
-        scaler = ServeScaler(app, pool, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        scaler = ServeScaler(app, pool, replicas, listing, config.of(pool).bounds, telemetry.freed, clock, wall_clock)
         stores = ServeRoleStore(app, pool), ServeLevelStore(app, pool, generation())
         return PoolPorts(pool, replicas, membership, listing, scaler, *stores, telemetry)
 

@@ -71,7 +71,7 @@ class Admitted(NamedTuple):
 
 @dataclass(slots=True)
 class SchedulerMemory:
-    """The memories of all pools. Pools have the same terms and nothing else in common."""
+    """The memories of all pools. `terms` has those of each; pools have the mode, and nothing else, in common."""
 
     terms: Terms = field(default_factory=Terms)
     rule: Policy | None = None
@@ -80,7 +80,7 @@ class SchedulerMemory:
     def pool(self, pool: PoolId) -> PoolMemory:
         """The memory of one pool, empty before its first observation."""
         if pool not in self.pools:
-            self.pools[pool] = PoolMemory(self.terms, self.rule)
+            self.pools[pool] = PoolMemory(self.terms.of(pool), self.rule)
         return self.pools[pool]
 
     def set_mode(self, mode: Mode) -> None:

@@ -8,6 +8,7 @@ from policies.cluster.forecast import Forecast
 from policies.cluster.supply import Demand
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
+from policies.model import PoolId
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, NO_CLASSES, ServiceClasses
 from policies.prefix.routing import Routing
@@ -138,6 +139,8 @@ class Terms:
     requests. `sizes` are those for which replicas need room. `prefill_replicas` replicas are for prefills alone, the
     others for decoding (0: all are for both); what these compute `returns` to the former where that pays. With
     `auto_prefills` that is their maximum: epochs decide on their number, arrivals on being prefilled there.
+
+    `pools` are the terms of several pools, where these differ.
     """
 
     policy: str = "pack"
@@ -164,6 +167,11 @@ class Terms:
     prefill_replicas: int = 0
     returns: bool = False
     auto_prefills: bool = False
+    pools: Mapping[PoolId, "Terms"] = field(default_factory=dict)
+
+    def of(self, pool: PoolId) -> "Terms":
+        """The terms of a pool, in the common mode."""
+        return replace(self.pools.get(pool, self), mode=self.mode)
 
     @property
     def has_level(self) -> bool:

@@ -104,9 +104,10 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     scheduler, _ = built["Scheduler"].init_args
     assert isinstance(ingress, IngressConfig) and isinstance(engine, EngineConfig)
     assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
-    assert topology.pools == {ingress.model_id: "Engine"} and engine.model_id == ingress.model_id
+    (model,) = ingress.models
+    assert topology.pools == {model.model_id: "Engine"} and engine.model_id == model.model_id
     assert (topology.grace_s, ingress.initial_replicas) == (60.0, 2)
-    assert ingress.model_source == engine.model_source == str(made)
+    assert model.model_source == engine.model_source == str(made)
     assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
 
 
@@ -125,7 +126,7 @@ def test_with_classes_engines_schedule_by_priority_unless_they_are_set_otherwise
     built = deployments(classes)
     assert built["Engine"].init_args[0].kwargs["scheduling_policy"] == "priority"
     assert built["Ingress"].init_args[0].service_classes.names == ("default", "batch")
-    assert not built["Ingress"].init_args[0].has_level
+    assert not built["Ingress"].init_args[0].models[0].has_level
     assert built["Scheduler"].init_args[0].terms.classes.rank("batch") == -1
     fcfs = deployments({**classes, "engine_kwargs": {"scheduling_policy": "fcfs"}})
     assert fcfs["Engine"].init_args[0].kwargs["scheduling_policy"] == "fcfs"
@@ -133,7 +134,7 @@ def test_with_classes_engines_schedule_by_priority_unless_they_are_set_otherwise
 
 @pytest.mark.parametrize("scheduler", [{"slo": {"ttft_p99_s": 2.0}}, {"classes": {"chat": {"itl_p99_ms": 90.0}}}])
 def test_ingresses_keep_the_times_that_a_level_is_compared_with(scheduler: dict[str, Any]) -> None:
-    assert deployments({"scheduler": scheduler})["Ingress"].init_args[0].has_level
+    assert deployments({"scheduler": scheduler})["Ingress"].init_args[0].models[0].has_level
 
 
 def test_keys_in_the_environment_list_only_classes_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,8 +391,8 @@ def test_engines_and_ingresses_have_the_same_adapters(tmp_path: Path, monkeypatc
     engine, ingress = built["Engine"].init_args[0], built["Ingress"].init_args[0]
     # Replicas have another working directory.
     assert [adapter.lora_path for adapter in engine.adapters] == [str(tmp_path / "sql"), "org/b"]
-    assert engine.adapters == ingress.adapters and engine.kwargs["enable_lora"]
-    assert ingress.model_names == {"mell-tiny"}
+    assert engine.adapters == ingress.models[0].adapters and engine.kwargs["enable_lora"]
+    assert ingress.models[0].names == {"mell-tiny"}
 
 
 def test_the_ingress_itself_reads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,18 +426,18 @@ def test_keys_are_isolated_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match=r"^cache.isolation is key: set ingress.api_keys_file or MELL_API_KEYS"):
         build_app(isolating)
     monkeypatch.setenv("MELL_API_KEYS", entry("a", "k"))
-    assert deployments(isolating)["Ingress"].init_args[0].tenancy is Tenancy.KEY
-    assert ingress_config().tenancy is Tenancy.ALL
+    assert deployments(isolating)["Ingress"].init_args[0].models[0].tenancy is Tenancy.KEY
+    assert ingress_config().models[0].tenancy is Tenancy.ALL
 
 
 @pytest.mark.parametrize("caching", Caching)
 def test_caching_of_disaggregated_replicas(caching: Caching) -> None:
     scaling = {"deployment_config": {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}}
     made = deployments(scaling | {"disaggregation": {"mode": "static", "caching": str(caching)}})
-    assert (made["Ingress"].init_args[0].tenancy is Tenancy.CALL) is (caching is Caching.NONE)
+    assert (made["Ingress"].init_args[0].models[0].tenancy is Tenancy.CALL) is (caching is Caching.NONE)
     assert made["Engine"].init_args[0].hides_handed_over is (caching is Caching.PREFILL)
     without = deployments(scaling | {"disaggregation": {"caching": str(caching)}})
-    assert without["Ingress"].init_args[0].tenancy is Tenancy.ALL, "all replicas do both"
+    assert without["Ingress"].init_args[0].models[0].tenancy is Tenancy.ALL, "all replicas do both"
 
 
 @pytest.mark.parametrize("listed", ["", "[]", "sk-not-a-list"])

@@ -125,7 +125,7 @@ def test_the_autoscaler_has_a_group_for_every_deployment(tmp_path: Path) -> None
     made = settings(tmp_path)
     metadata = {"name": "mell", "namespace": "mell"}
     config = AutoscalingConfig(_derive_autoscaling_config_from_ray_cr({"metadata": metadata, "spec": CLUSTER}))
-    deployments = _engine_deployment(made, SOLE_POOL), _ingress_deployment(made), _scheduler_deployment(made)
+    deployments = _engine_deployment(made.models[0], SOLE_POOL), _ingress_deployment(made), _scheduler_deployment(made)
     demands = [
         ResourceRequestUtil.make(resources_from_ray_options(deployment.ray_actor_options)) for deployment in deployments
     ]

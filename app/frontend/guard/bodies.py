@@ -93,7 +93,11 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     Raises:
         ApiError: 400 for a body that is refused.
     """
-    body = _decode(content)
+    return check_members(decode_body(content), content, route, limits)
+
+
+def check_members(body: dict[str, Any], content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedBody:
+    """As `check_body`, for a body whose members are read."""
     _check_shape(body, content)
     if _LONG_NUMBER.search(content) or b"\0" in content:  # UTF-16 has a zero between two digits.
         _check_numbers(body)
@@ -128,7 +132,8 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
 # --- JSON -----------------------------------------------------------------------------------------------
 
 
-def _decode(content: bytes) -> dict[str, Any]:
+def decode_body(content: bytes) -> dict[str, Any]:
+    """The members of a body, as they are. Raises ApiError 400 for one that is no object of JSON."""
     try:
         body = decode_json(content)
     except RecursionError:

@@ -1,9 +1,10 @@
-"""The layers around vLLM's application, outermost first:
+"""The layers around vLLM's applications, one of each model, outermost first:
 
     OpenRoutes        other paths and methods are refused
     DialectErrors     errors of the layers below are answered as the route's clients expect
     AdmissionLayer    log line and metrics, API key and its limits, time limit (`app.ingress.access.admission`)
-    BodyGuard         the body is read within its limits, checked, and charged to the key; the call gets its class
+    BodyGuard         the body is read within its limits, checked, and charged to the key; the call gets its model and
+                      its class
     CallLayer         the call is known to the core below vLLM's application; at its end, its use of tokens is settled
     ApplicationErrors errors of vLLM's application are answered as the route's clients expect; a stream has no head
                       before a replica has taken its request
@@ -18,15 +19,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.frontend.calls import CURRENT, ApiCall
-from app.frontend.guard.bodies import MAX_STOPS, BodyLimits, check_body
+from app.frontend.guard.bodies import MAX_STOPS, BodyLimits, check_members, decode_body
 from app.frontend.guard.dialects import ApplicationErrors, Dialect, DialectErrors
 from app.frontend.guard.media import MAX_FETCHED_MIB, NO_DOMAIN, MediaGate
+from app.frontend.guard.models import GuardedModel, GuardedModels
 from app.frontend.guard.routes import OPEN_ROUTES, OpenRoute, dialect_of, why_closed
 from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
 from app.ingress.access.classes import HEADER
@@ -41,36 +43,29 @@ from migration.protocol.request import RequestSpec, Trait
 _PRIORITY = re.compile(rb"-?[0-9]{1,18}")
 
 
-def guarded(
-    app: ASGIApp,
-    gate: Gate,
-    telemetry: RequestTelemetry,
-    settings: IngressSettings,
-    max_context: int,
-    tenancy: Tenancy = Tenancy.ALL,
-) -> ASGIApp:
-    """vLLM's application `app` as clients may reach it. `max_context` is the model's context, in tokens.
+def guarded(models: GuardedModels[Any], gate: Gate, telemetry: RequestTelemetry, settings: IngressSettings) -> ASGIApp:
+    """vLLM's applications of the models as clients may reach them."""
+    media = MediaGate(settings.max_media)
 
-    `tenancy` are the calls that share cached KV.
-    """
-    limits = BodyLimits(
+    def layered(route: OpenRoute) -> ASGIApp:
+        if route.endpoint is None:
+            return DialectErrors(KeyLayer(models, gate, route.dialect), route.dialect)
+        begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
+        guard = BodyGuard(CallLayer(dialect), models, route, settings.max_body_bytes, media)
+        admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
+        return DialectErrors(admission, dialect)
+
+    return OpenRoutes({path: (route.method, layered(route)) for path, route in OPEN_ROUTES.items()})
+
+
+def body_limits(settings: IngressSettings, max_context: int) -> BodyLimits:
+    """The limits of calls of a model with this context, in tokens."""
+    return BodyLimits(
         settings.max_choices,
         settings.max_prompt_tokens or max_context,
         settings.max_media,
         frozenset(settings.allowed_media_domains),
     )
-    media = MediaGate(settings.max_media)
-
-    def layered(route: OpenRoute) -> ASGIApp:
-        if route.endpoint is None:
-            return DialectErrors(KeyLayer(app, gate, route.dialect), route.dialect)
-        begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
-        call = CallLayer(ApplicationErrors(app, dialect), tenancy)
-        guard = BodyGuard(call, route, limits, settings.max_body_bytes, media)
-        admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
-        return DialectErrors(admission, dialect)
-
-    return OpenRoutes({path: (route.method, layered(route)) for path, route in OPEN_ROUTES.items()})
 
 
 def vllm_environment(settings: IngressSettings) -> dict[str, str]:
@@ -125,42 +120,50 @@ async def _other_method(scope: Scope, receive: Receive, send: Send) -> None:
 class KeyLayer:
     """Passes on calls with a valid API key, without a body."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, dialect: Dialect) -> None:
-        self._app = app
+    def __init__(self, models: GuardedModels[Any], gate: Gate, dialect: Dialect) -> None:
+        self._models = models
         self._gate = gate
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on. Raises ApiError 401."""
         self._gate.authenticate(self._dialect.key(Headers(scope=scope)))
-        await self._app(_to_vllm(scope), _replayed(b"", receive), send)
+        model = self._models.called(QueryParams(scope["query_string"]).get("model"))
+        await model.app(_to_vllm(scope), _replayed(b"", receive), send)
 
 
 class BodyGuard:
     """Reads and checks the body, which the application gets in one piece, once there is room for its media."""
 
     def __init__(
-        self, app: "CallLayer", route: OpenRoute, limits: BodyLimits, max_bytes: int, media: MediaGate
+        self, app: "CallLayer", models: GuardedModels[Any], route: OpenRoute, max_bytes: int, media: MediaGate
     ) -> None:
         self._app = app
+        self._models = models
         self._route = route
-        self._limits = limits
         self._max_bytes = max_bytes
         self._media = media
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an admitted call on. Raises ApiError for a body that is refused, or that the call's key may not use."""
+        """Pass an admitted call on to the application of its model.
+
+        Raises:
+            ApiError: the body is refused, or the call's key may not use it.
+        """
         content = await read_body(Request(scope, receive), self._max_bytes)
-        body = check_body(content, self._route, self._limits)
+        members = decode_body(content)
         through = admitted(scope)
-        through.assign(Headers(scope=scope).get(HEADER), body.service_tier)
+        model = self._models.called(members.get("model"))
+        through.observer.model = model.id
+        body = check_members(members, content, self._route, model.limits)
+        through.assign(Headers(scope=scope).get(HEADER), body.service_tier, model.deadlines)
         through.admission.charge(body.max_tokens)
         held = await self._media.enter(body.media)
         # Of several conversations, vLLM makes one request after the other.
         prepared = held.release if self._route.inputs != "messages" else lambda: None
         try:
             session = read_session(Headers(scope=scope).get("x-session-id"), body.session)
-            await self._app(scope, _replayed(body.content, receive), send, prepared, session)
+            await self._app(model, scope, _replayed(body.content, receive), send, prepared, session)
         finally:
             held.release()
 
@@ -168,14 +171,19 @@ class BodyGuard:
 class CallLayer:
     """Makes a call known to the core below, and settles its use of tokens."""
 
-    def __init__(self, app: ASGIApp, tenancy: Tenancy = Tenancy.ALL) -> None:
-        self._app = app
-        self._tenancy = tenancy
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
 
     async def __call__(
-        self, scope: Scope, receive: Receive, send: Send, prepared: Callable[[], None], session: str = ""
+        self,
+        model: GuardedModel,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        prepared: Callable[[], None],
+        session: str = "",
     ) -> None:
-        """Pass an admitted call on. The core calls `prepared` once it has the request."""
+        """Pass an admitted call of a model on. The core calls `prepared` once it has the request."""
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
         admission = through.admission
@@ -184,13 +192,14 @@ class CallLayer:
             through.observer.timer,
             prepared,
             service_class=admission.service_class,
-            tenant=self._tenant(admission.key),
+            tenant=_tenant(model.tenancy, admission.key),
             session=session,
         )
         through.sent.usage = lambda: (call.prompt_tokens, call.completion_tokens)
         client = _WatchedClient(receive, send, through.sent)
         token = CURRENT.set(call)
-        answering = asyncio.ensure_future(self._app(_to_vllm(scope, call.label), client.receive, client.send))
+        app = ApplicationErrors(model.app, self._dialect)
+        answering = asyncio.ensure_future(app(_to_vllm(scope, call.label), client.receive, client.send))
         CURRENT.reset(token)
         try:
             await asyncio.shield(answering)
@@ -201,14 +210,15 @@ class CallLayer:
             client.close()
             _settle(call, through, client.disconnected)
 
-    def _tenant(self, key: str | None) -> str:
-        match self._tenancy:
-            case Tenancy.ALL:
-                return ""
-            case Tenancy.KEY:
-                return key or ""
-            case Tenancy.CALL:
-                return uuid.uuid4().hex
+
+def _tenant(tenancy: Tenancy, key: str | None) -> str:
+    match tenancy:
+        case Tenancy.ALL:
+            return ""
+        case Tenancy.KEY:
+            return key or ""
+        case Tenancy.CALL:
+            return uuid.uuid4().hex
 
 
 def read_session(header: str | None, member: Any) -> str:

@@ -59,11 +59,9 @@ class Gate:
         max_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         chooser: ClassChooser = ONE_CLASS,
-        deadlines: FirstTokenDeadlines = NO_DEADLINES,
     ) -> None:
         self._clock = clock
         self._chooser = chooser
-        self._deadlines = deadlines
         self._seats = Seats(max_requests, chooser.classes.ranks)
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
@@ -118,7 +116,7 @@ class Gate:
         if exceeded := meter.begin(self._clock()):
             self._seats.leave(None)
             raise _too_many(exceeded)
-        return Admission(meter, self._seats, self._clock, self._chooser, key, self._deadlines)
+        return Admission(meter, self._seats, self._clock, self._chooser, key)
 
 
 class Admission:
@@ -131,7 +129,6 @@ class Admission:
         clock: Callable[[], float],
         chooser: ClassChooser = ONE_CLASS,
         key: ApiKey | None = None,
-        deadlines: FirstTokenDeadlines = NO_DEADLINES,
     ) -> None:
         self.key = key.name if key is not None else None
         """The name of the client's key."""
@@ -143,20 +140,21 @@ class Admission:
         self._rank: int | None = None
         self._clock = clock
         self._chooser = chooser
-        self._deadlines = deadlines
         self._charged = 0
         self.used = 0
         """Tokens that the request has used; the final charge to its key."""
 
-    def assign(self, header: str | None, tier: Any) -> None:
+    def assign(self, header: str | None, tier: Any, deadlines: FirstTokenDeadlines = NO_DEADLINES) -> None:
         """Assign the request to its class, by the values of `classes.HEADER` and `classes.MEMBER`.
+
+        `deadlines` are those of its model.
 
         Raises:
             ApiError: 400 for an unknown class, 403 for one that the key may not use, 503 if the ingress is too full for
                 the rank of the class, or a first token would be late for it.
         """
         self.service_class = self._chooser.choose(header, tier, self._allowed)
-        self._deadlines.check(self.service_class)
+        deadlines.check(self.service_class)
         rank = self._chooser.classes.rank(self.service_class)
         if not self._seats.assign(rank):
             raise _saturated(f"{self._seats.taken} requests are running, too many for this class; try again")
@@ -185,9 +183,9 @@ class AdmittedCall:
     observer: RequestObserver
     sent: TrackedSend
 
-    def assign(self, header: str | None, tier: Any) -> None:
+    def assign(self, header: str | None, tier: Any, deadlines: FirstTokenDeadlines) -> None:
         """See `Admission.assign`."""
-        self.admission.assign(header, tier)
+        self.admission.assign(header, tier, deadlines)
         self.observer.service_class = self.admission.service_class
 
 

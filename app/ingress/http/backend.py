@@ -79,12 +79,17 @@ class ControlBackend(Protocol):
         """Set the scheduler's mode, until the application is deployed again."""
         ...
 
-    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
-        """Set a class's service level. What is None stays the same."""
+    async def set_level(
+        self, model: str | None, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None
+    ) -> MoveAnswer:
+        """Set a class's service level for a model, None: the only one. Of the times, None stays as it is.
+
+        Raises ApiError for a name without a model.
+        """
         ...
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
-        """Set the bounds on the number of replicas."""
+    async def set_bounds(self, model: str | None, least: int, most: int) -> MoveAnswer:
+        """Set the bounds on the number of a model's replicas, None: the only one. Raises ApiError as `set_level`."""
         ...
 
     async def match(self, order: MatchOrder) -> dict[str, Any]:
@@ -93,6 +98,10 @@ class ControlBackend(Protocol):
 
     async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
         """The names of the blocks of an order; None: all blocks. Raises ApiError."""
+        ...
+
+    def orders_for(self, order: PromptOrder) -> EngineOrders:
+        """The orders to the replicas of an order's model, without a prompt to all replicas. Raises ApiError."""
         ...
 
     async def prefix(self, order: CopyPrompt) -> RequestSpec:

@@ -433,7 +433,7 @@ async def set_bounds(backend: Backend, order: BoundsOrder) -> BoundsSet:
     - `scheduler.mode` is not `act`, or the minimum is not above the number of replicas for prefills (422).
     - The scheduler is away (503).
     """
-    _accepted(await backend.set_bounds(order.min_replicas, order.max_replicas))
+    _accepted(await backend.set_bounds(order.model, order.min_replicas, order.max_replicas))
     return BoundsSet(min_replicas=order.min_replicas, max_replicas=order.max_replicas)
 
 
@@ -453,7 +453,7 @@ async def set_level(backend: Backend, order: LevelOrder) -> LevelSet:
     - The scheduler is away (503).
     """
     itl_s = None if order.itl_p99_ms is None else order.itl_p99_ms / 1e3
-    _accepted(await backend.set_level(order.service_class, order.ttft_p99_s, itl_s))
+    _accepted(await backend.set_level(order.model, order.service_class, order.ttft_p99_s, itl_s))
     return LevelSet.model_validate(order.model_dump(by_alias=True))
 
 
@@ -499,7 +499,8 @@ async def copy_prompt(backend: Backend, order: CopyPrompt) -> JSONResponse:
     - Nothing was copied: the donor has no block of it, the target has no room, or the caches differ (409).
     - The ingress is starting, or the donor is away (503).
     """
-    record = await backend.orders.copy(await backend.prefix(order), order.source, order.target)
+    prefix = await backend.prefix(order)
+    record = await backend.orders_for(order).copy(prefix, order.source, order.target)
     return JSONResponse(record.to_json())
 
 
@@ -526,7 +527,7 @@ async def pin_blocks(backend: Backend, order: PinOrder) -> PinnedPrefix:
     - The ingress is starting, or no replica answers (503).
     """
     names = await backend.names(order)
-    blocks, failed = await backend.orders.pin_blocks(names or (), order.ttl_s, order.replica)
+    blocks, failed = await backend.orders_for(order).pin_blocks(names or (), order.ttl_s, order.replica)
     return PinnedPrefix(success=not failed, failed=failed, blocks=blocks, ttl_s=order.ttl_s)
 
 
@@ -553,7 +554,8 @@ async def drop_blocks(backend: Backend, order: DropOrder = _ALL) -> Dropped:
     - The prompt has no full block, or its blocks have no names (422).
     - The ingress is starting (503).
     """
-    blocks, failed = await backend.orders.delete_blocks(await backend.names(order), order.replica)
+    names = await backend.names(order)
+    blocks, failed = await backend.orders_for(order).delete_blocks(names, order.replica)
     return Dropped(success=not failed, failed=failed, blocks=blocks)
 
 

@@ -12,6 +12,8 @@ from policies.decision.limits import Mode
 from policies.model import Role
 from policies.precedence import DEFAULT_CLASS
 
+_MODEL = "The model's name; unset: the only model."
+
 
 class OrderBody(BaseModel, extra="forbid", strict=True):
     """The body of a call, a JSON object."""
@@ -49,6 +51,7 @@ class BoundsOrder(OrderBody, json_schema_extra={"examples": [{"min_replicas": 2,
 
     min_replicas: int = Field(ge=1, le=10_000, description="Minimum number of replicas.")
     max_replicas: int = Field(ge=1, le=10_000, description="Maximum number of replicas, at least the minimum.")
+    model: str | None = Field(None, description=_MODEL)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -67,6 +70,7 @@ class LevelOrder(OrderBody, json_schema_extra={"examples": [{"ttft_p99_s": 1.5}]
     itl_p99_ms: float | None = Field(
         None, gt=0, description="Longest time between two tokens of a stream, for 99 % of them, in milliseconds."
     )
+    model: str | None = Field(None, description=_MODEL)
 
     @model_validator(mode="after")
     def _has_a_time(self) -> Self:
@@ -117,7 +121,7 @@ class PromptOrder(OrderBody):
         None, description="A text or token ids, as in a completion: not with `messages`."
     )
     messages: list[dict[str, Any]] | None = Field(None, description="The messages of a chat, text only.")
-    model: str | None = Field(None, description="The model's name or that of an adapter. Unset: the model.")
+    model: str | None = Field(None, description="The model's name or that of an adapter. Unset: the only model.")
     cache_salt: str | None = Field(
         None, min_length=1, description="With `cache.isolation: key`, the name of an API key and a colon come first."
     )
@@ -197,6 +201,7 @@ class LoadAdapter(OrderBody, json_schema_extra={"examples": [{"lora_name": "sql"
         False, description="Replace a loaded adapter of that name; requests that run with it keep the earlier one."
     )
     is_3d_lora_weight: bool = Field(False, description="The layout of the weights of experts, see vLLM.")
+    base_model_name: str | None = Field(None, description="The name of the adapter's model; unset: the only model.")
 
 
 class UnloadAdapter(OrderBody, json_schema_extra={"examples": [{"lora_name": "sql"}]}):

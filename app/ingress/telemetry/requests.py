@@ -2,7 +2,8 @@
 
 with telemetry.begin("completions") as observer:      # the request has arrived; an exception in here is the outcome
     observer.key = ...                                # name of the client's API key, once authenticated
-    observer.service_class = ...                      # the request's class, once the body is read
+    observer.model = ...                              # the request's model, once the body is read
+    observer.service_class = ...                      # its class, then, too
     observer.accepted(id, label, tokens, prompts)     # the body is valid
     timer = observer.timer()                          # one choice of the answer runs
     timer.step()                                      # the tokens of one engine step are passed on
@@ -15,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
+from itertools import product
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -67,77 +69,86 @@ class ObservedChoice(Protocol):
 class RequestTelemetry:
     """Metrics, log lines and traces of one ingress's requests. `clock` gives seconds; `tracer` traces every request.
 
-    `decode` turns tokens into text; if it is given, log lines include prompts and answers. `classes` are the names of
-    the service classes. With `keeps_times`, their times are kept for a comparison with a service level.
+    `models` are the ids of the models. `decode` turns tokens of a model into text; if it is given, log lines include
+    prompts and answers. `classes` are the names of the service classes. With `keeps_times`, their times are kept for a
+    comparison with a service level.
     """
 
     def __init__(
         self,
-        model: str,
-        decode: Callable[[Sequence[int]], str] | None = None,
+        *models: str,
+        decode: Callable[[str, Sequence[int]], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACER,
         classes: Iterable[str] = (DEFAULT_CLASS,),
         keeps_times: bool = False,
     ) -> None:
-        self.model = model
+        self.sole_model = models[0] if len(models) == 1 else ""
+        """The model of all requests; empty if there are several."""
         self.decode = decode
         self.clock = clock
         self.tracer = tracer
         registry = self._registry = instruments.LabelledRegistry()
         self.requests = Counter(
-            "mell_requests", "Requests that ended.", ["endpoint", "outcome", "class"], registry=registry
+            "mell_requests", "Requests that ended.", ["endpoint", "outcome", "class", "model"], registry=registry
         )
         self.running = Gauge("mell_requests_running", "Requests that have not ended.", registry=registry)
         self.prompt_tokens = Counter(
-            "mell_request_prompt_tokens", "Prompt tokens of ended requests that got an output.", registry=registry
+            "mell_request_prompt_tokens",
+            "Prompt tokens of ended requests that got an output.",
+            ["model"],
+            registry=registry,
         )
         self.completion_tokens = Counter(
-            "mell_request_completion_tokens", "Output tokens of ended requests.", registry=registry
+            "mell_request_completion_tokens", "Output tokens of ended requests.", ["model"], registry=registry
         )
         self.ttft = instruments.TokenHistogram(
             "mell_request_ttft_seconds",
             "From a request's arrival until its first tokens are passed on.",
             registry,
             _TTFT_S,
-            "class",
+            ("class", "model"),
         )
         self.itl = instruments.TokenHistogram(
             "mell_request_itl_seconds",
             "Between two steps of an answer as they are passed on.",
             registry,
             _ITL_S,
-            "class",
+            ("class", "model"),
         )
         self.second = instruments.TokenHistogram(
             "mell_request_second_token_seconds",
             "Between the first two steps of an answer as they are passed on.",
             registry,
             _ITL_S,
-            "class",
+            ("class", "model"),
         )
         self.keeps_times = keeps_times
-        self._times: dict[str, ServiceTimes] = {}
-        for name in classes:  # A series begins at zero, so that its first increase is seen.
-            self.ttft.labels(name)
-            self.itl.labels(name)
-            self.second.labels(name)
+        self._times: dict[str, dict[str, ServiceTimes]] = {model: {} for model in models}
+        for labels in product(classes, models):  # A series begins at zero, so that its first increase is seen.
+            self.ttft.labels(*labels)
+            self.itl.labels(*labels)
+            self.second.labels(*labels)
+        for model in models:
+            self.prompt_tokens.labels(model)
+            self.completion_tokens.labels(model)
         self.lost = instruments.Counter(
-            "mell_requests_lost", "Requests under way that could not be continued.", registry
+            "mell_requests_lost", "Requests under way that could not be continued.", registry, ["model"]
         )
+        for model in models:
+            self.lost.inc(0.0, model)
 
     def begin(self, endpoint: str) -> "RequestObserver":
         """Start observing a request on its arrival; leaving the observer's `with` block ends the request."""
         return RequestObserver(self, endpoint)
 
-    def times(self, name: str) -> ServiceTimes | None:
+    def times(self, model: str, name: str) -> ServiceTimes | None:
         """The times of a service class's requests since the start, to be added to; None if they are not kept."""
-        return self._times.setdefault(name, ServiceTimes()) if self.keeps_times else None
+        return self._times[model].setdefault(name, ServiceTimes()) if self.keeps_times else None
 
-    @property
-    def class_counts(self) -> ClassCounts:
-        """The times of all requests since the start; none if they are not kept."""
-        return {name: times.counts for name, times in self._times.items()}
+    def class_counts(self, model: str) -> ClassCounts:
+        """The times of all requests of a model since the start; none if they are not kept."""
+        return {name: times.counts for name, times in self._times[model].items()}
 
     def expose(self, replica: str) -> tuple[Family, ...]:
         """All metrics, labelled with `replica`, this ingress replica's id."""
@@ -150,6 +161,8 @@ class RequestObserver:
     def __init__(self, telemetry: RequestTelemetry, endpoint: str) -> None:
         self.key: str | None = None
         self.service_class = DEFAULT_CLASS
+        self.model = telemetry.sole_model
+        """The id of the request's model; empty as long as it is not known."""
         self.began = telemetry.clock()
         self.ttft_s: float | None = None
         self._telemetry = telemetry
@@ -215,10 +228,11 @@ class RequestObserver:
     def _count(self) -> None:
         telemetry = self._telemetry
         telemetry.running.dec()
-        telemetry.requests.labels(self._endpoint, self._outcome, self.service_class).inc()
-        telemetry.completion_tokens.inc(self._completion_tokens)
+        telemetry.requests.labels(self._endpoint, self._outcome, self.service_class, self.model).inc()
+        if self._completion_tokens:
+            telemetry.completion_tokens.labels(self.model).inc(self._completion_tokens)
         if self.ttft_s is not None or self._status == HTTPStatus.OK:
-            telemetry.prompt_tokens.inc(self._prompt_tokens)
+            telemetry.prompt_tokens.labels(self.model).inc(self._prompt_tokens)
 
     def _line(self) -> dict[str, Any]:
         line: dict[str, Any] = {
@@ -227,7 +241,7 @@ class RequestObserver:
             "endpoint": self._endpoint,
             "key": self.key,
             "class": self.service_class,
-            "model": self._telemetry.model,
+            "model": self.model or None,
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
@@ -240,8 +254,8 @@ class RequestObserver:
         if (trace_id := self._trace.id) is not None:
             line["trace_id"] = trace_id
         if (decode := self._telemetry.decode) is not None:
-            line["prompts"] = [decode(prompt) for prompt in self._prompts()]
-            line["texts"] = [decode(choice.tokens) for choice in self._choices]
+            line["prompts"] = [decode(self.model, prompt) for prompt in self._prompts()]
+            line["texts"] = [decode(self.model, choice.tokens) for choice in self._choices]
         return line
 
 
@@ -250,11 +264,12 @@ class StepTimer:
 
     def __init__(self, telemetry: RequestTelemetry, observer: RequestObserver) -> None:
         self._clock = telemetry.clock
-        self._observe = telemetry.itl.labels(observer.service_class).observe
-        self._first = telemetry.ttft.labels(observer.service_class).observe
-        self._second = telemetry.second.labels(observer.service_class).observe
+        labels = observer.service_class, observer.model
+        self._observe = telemetry.itl.labels(*labels).observe
+        self._first = telemetry.ttft.labels(*labels).observe
+        self._second = telemetry.second.labels(*labels).observe
         self._has_second = False
-        self._times = telemetry.times(observer.service_class)
+        self._times = telemetry.times(observer.model, observer.service_class)
         self._observer = observer
         self._last: float | None = None
 

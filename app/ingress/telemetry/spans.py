@@ -83,16 +83,13 @@ class OpenTelemetryTracer:
     The caller's trace decides about sampling; without one every request is sampled, unless OTEL_TRACES_SAMPLER differs.
     """
 
-    def __init__(
-        self, processor: SpanProcessor, model: str, instance: str, clock: Callable[[], int] = time.time_ns
-    ) -> None:
+    def __init__(self, processor: SpanProcessor, instance: str, clock: Callable[[], int] = time.time_ns) -> None:
         named = Resource.create({"service.name": "mell", "service.instance.id": instance})
         # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have precedence.
         resource = named.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("mell")
-        self._model = model
         self._clock = clock
         self._trackers: dict[RequestId, SegmentTracker] = {}
 
@@ -105,7 +102,6 @@ class OpenTelemetryTracer:
         if operation := _OPERATIONS.get(endpoint):
             attributes["gen_ai.operation.name"] = operation
             attributes["gen_ai.provider.name"] = "mell"
-            attributes["gen_ai.request.model"] = self._model
         began = self._clock()
         span = self._tracer.start_span(name, caller, SpanKind.SERVER, attributes, start_time=began)
         return RequestSpan(span, began, self._clock)
@@ -198,6 +194,8 @@ class RequestSpan:
         _REQUEST.reset(self._token)
         span, status, outcome = self.span, line["status"], line["outcome"]
         span.set_attributes({name: line[key] for key, name in _ATTRIBUTES.items() if line[key] is not None})
+        if line["model"] is not None and line["endpoint"] in _OPERATIONS:
+            span.set_attribute("gen_ai.request.model", line["model"])
         if status >= 400:
             span.set_attribute("error.type", outcome)
         elif line["endpoint"] in _OPERATIONS:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from app.frontend.guard.layers import vllm_environment
 from app.ingress.config import IngressConfig
-from app.main import _engine_config, _ingress_config, read_settings
+from app.main import _engine_configs, _ingress_config, read_settings
 from app.service.api import ENVIRONMENT
 from app.settings import IngressSettings
 from tests.app.ingress.fakes import PATIENT, Service, make_service
@@ -35,7 +35,7 @@ def config(
     ingress = {"frontend_kwargs": frontend_kwargs, "no_replica_timeout_s": PATIENCE_S}
     engine_kwargs = {"max_model_len": CONTEXT, **(engine or {})}
     settings = read_settings({"model_loading_config": model or {}, "engine_kwargs": engine_kwargs, "ingress": ingress})
-    return _ingress_config(settings, _engine_config(settings))
+    return _ingress_config(settings, _engine_configs(settings))
 
 
 @dataclass
@@ -71,8 +71,9 @@ async def serving(
     )
     for replica in service.replicas.values():
         replica.engine.tasks = tasks
-    frontend = await VllmFrontend.start(config, service.streams, INGRESS)
-    frontend.serve_adapters(config.adapters)
+    (model,) = config.models
+    frontend = await VllmFrontend.start(config, model, service.streams, INGRESS)
+    frontend.serve_adapters(model.adapters)
     try:
         yield FrontendApi(frontend, service)
     finally:

@@ -101,4 +101,4 @@ async def test_adapters_come_and_go_while_the_application_runs(
         assert (await adapted.post("/v1/completions", **ask, model="a")).status_code == 404
         assert adapters == [Adapter("c", 3, "/c", is_3d_lora_weight=True)]
     finally:
-        adapted.frontend.serve_adapters(config(engine={"enable_lora": True}, lora_modules=MODULES).adapters)
+        adapted.frontend.serve_adapters(config(engine={"enable_lora": True}, lora_modules=MODULES).models[0].adapters)

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,7 @@ from vllm.entrypoints.serve.tokenize.api_router import router as tokenizer_route
 from vllm.tasks import POOLING_TASKS
 
 from app.frontend.guard.layers import guarded
+from app.frontend.guard.models import GuardedModels
 from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES, RouteTask
 from app.ingress.access.admission import Gate
 from app.ingress.access.classes import ClassChooser
@@ -38,13 +40,13 @@ from app.ingress.http.control import ROUTES, ControlRoutes
 from app.ingress.http.openapi import document
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.tracing import NoTracer
-from app.service.api import VllmApi
+from app.service.api import VllmApi, describe_routes
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
 from policies.model import RequestId
 from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.frontend.conftest import CONTEXT, FrontendApi, config, serving
-from tests.app.ingress.fakes import Exchange, events, eventually, make_service
+from tests.app.ingress.fakes import Exchange, GuardedApp, events, eventually, make_service
 from tests.counts import LONG
 from tests.deployments.engine.quick_engine import set_pace
 from tests.deployments.metrics.test_exposition import parsed
@@ -92,7 +94,9 @@ class Exposed:
         self.service = api.service
         self.gate = gate or Gate()
         self.telemetry = RequestTelemetry("mell-tiny")
-        self.app = guarded(api.app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT)
+        made = IngressSettings(**settings)
+        models = GuardedModels([GuardedApp(api.app, made, "mell-tiny", CONTEXT)])
+        self.app = guarded(models, self.gate, self.telemetry, made)
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         async with httpx.AsyncClient(
@@ -261,8 +265,8 @@ async def test_the_label_is_vllms_name_and_the_logs(
     assert {"label": "mine", "outcome": "length", "status": 200, **usage}.items() <= line.items()
     assert 0 < line["ttft_s"] < line["duration_s"]
     metrics = parsed(merge([exposed.telemetry.expose("i")]))
-    assert metrics["mell_request_ttft_seconds_count"][("default", "i")] == 1
-    assert metrics["mell_request_itl_seconds_count"][("default", "i")] == 2
+    assert metrics["mell_request_ttft_seconds_count"][("default", "mell-tiny", "i")] == 1
+    assert metrics["mell_request_itl_seconds_count"][("default", "mell-tiny", "i")] == 2
 
 
 async def test_the_engines_request_belongs_to_its_calls_context(
@@ -326,7 +330,7 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
 
     service = make_service()
     settings = config()
-    api = VllmApi(settings)
+    api = VllmApi(settings, settings.models[0])
     backend = SimpleNamespace(
         id=INGRESS,
         streams=service.streams,
@@ -335,9 +339,11 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
         settings=settings,
         health=lambda: None,
         version=lambda: {"version": "1", "vllm": "2", "ray": "3", "torch": "4"},
-        document=api.document,
+        document=partial(describe_routes, [api]),
     )
-    app = ControlRoutes(backend).app(await api.start(backend))
+    await api.start(service.streams, INGRESS)
+    models = GuardedModels([GuardedApp(api.app, settings, "mell-tiny", CONTEXT)])
+    app = ControlRoutes(backend).app(guarded(models, backend.gate, backend.telemetry, settings))
     try:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://mell", trust_env=False, headers=KEY
@@ -713,8 +719,7 @@ class Described:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def described() -> AsyncIterator[Described]:
-    kwargs = {**config().engine_kwargs, "max_model_len": SHORT}
-    async with serving(config().model_copy(update={"engine_kwargs": kwargs}), step_s=0.0) as served:
+    async with serving(config(engine={"max_model_len": SHORT}), step_s=0.0) as served:
         exposed = Exposed(served, Gate(chooser=ClassChooser(CLASSES)))
         yield Described(exposed, schemathesis.openapi.from_dict(document(served.frontend.routes)))
 

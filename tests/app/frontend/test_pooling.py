@@ -151,7 +151,8 @@ async def test_the_application_waits_for_a_replica_that_knows_the_tasks() -> Non
         raise PeerLost("not yet")
 
     service.wires.before[ReplicaId("a"), "tasks"] = unreachable
-    starting = asyncio.create_task(VllmFrontend.start(config(engine=POOLING), service.streams, INGRESS))
+    made = config(engine=POOLING)
+    starting = asyncio.create_task(VllmFrontend.start(made, made.models[0], service.streams, INGRESS))
     await asyncio.sleep(0.5)
     assert not starting.done() and not service.wires.calls
     service.members.become(*running)

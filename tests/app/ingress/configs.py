@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from app.ingress.config import IngressConfig
+from app.ingress.config import IngressConfig, ModelConfig
 
 
 def ingress_config(**settings: Any) -> IngressConfig:
     """A valid configuration with these settings beside the defaults."""
     needed: dict[str, Any] = {
-        "model_id": "tiny",
-        "model_source": "",
-        "engine_kwargs": {},
-        "initial_replicas": 1,
+        "models": (ModelConfig("tiny", "", {}, 1),),
         "grace_s": 1.0,
         "refresh_s": 1.0,
     }

@@ -20,10 +20,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.frontend.calls import CURRENT, EngineRequest
-from app.frontend.guard.layers import guarded
-from app.ingress.access.admission import Gate
+from app.frontend.guard.layers import body_limits, guarded
+from app.frontend.guard.models import GuardedModels
+from app.ingress.access.admission import NO_DEADLINES, FirstTokenDeadlines, Gate
 from app.ingress.access.operators import OperatorAccess
 from app.ingress.asgi import EventStream, unless_disconnected
+from app.ingress.config import Tenancy
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.hand_over.orders import HandOverOrders
@@ -639,8 +641,10 @@ class Backend:
         max_prompt_tokens: int | None = None,
         request_timeout_s: float | None = None,
         admin_key: str | None = None,
+        deadlines: FirstTokenDeadlines = NO_DEADLINES,
     ) -> None:
         self.id: IngressId = INGRESS
+        self.deadlines = deadlines
         self.application = "mell"
         self.model = model
         self.streams = service.streams
@@ -662,7 +666,7 @@ class Backend:
             allow_runtime_lora_updating=True,
         )
         self.utilities = Utilities()
-        self.orders = EngineOrders(self.utilities, service.members)
+        self.orders = EngineOrders([(self.utilities, service.members)])
         self.ray_nodes = FakeNodes()
         self.nodes = NodeOrders(self.ray_nodes, self.state)
         self.unhealthy: str | None = None
@@ -724,11 +728,13 @@ class Backend:
         self.asked.append((mode,))
         return self.answer or MoveAccepted(mode)
 
-    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
+    async def set_level(
+        self, model: str | None, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None
+    ) -> MoveAnswer:
         self.asked.append((service_class, ttft_p99_s, itl_p99_s))
         return self.answer or MoveAccepted("Engine")
 
-    async def set_bounds(self, least: int, most: int) -> MoveAnswer:
+    async def set_bounds(self, model: str | None, least: int, most: int) -> MoveAnswer:
         self.asked.append((least, most))
         return self.answer or MoveAccepted("Engine")
 
@@ -738,6 +744,9 @@ class Backend:
 
     async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
         return (7, 8) if order.of_prompt else None
+
+    def orders_for(self, order: PromptOrder) -> EngineOrders:
+        return self.orders
 
     async def prefix(self, order: CopyPrompt) -> RequestSpec:
         return plain_spec("prefix", (1, 2, 3), 1)
@@ -883,8 +892,28 @@ def make_app(backend: Backend) -> Starlette:
 
 def completions(backend: Backend) -> ASGIApp:
     """`Completions` behind the layers."""
-    app = Completions(backend.service, backend.model)
-    return guarded(app, backend.gate, backend.telemetry, backend.settings, MAX_CONTEXT)
+    model = GuardedApp(Completions(backend.service, backend.model), backend.settings, backend.model)
+    model.deadlines = backend.deadlines
+    return guarded(GuardedModels([model]), backend.gate, backend.telemetry, backend.settings)
+
+
+class GuardedApp:
+    """Implements `GuardedModel` for an application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: IngressSettings,
+        id: str = "tiny",
+        context: int = MAX_CONTEXT,
+        tenancy: Tenancy = Tenancy.ALL,
+    ) -> None:
+        self.app = app
+        self.id = id
+        self.names = [id]
+        self.limits = body_limits(settings, context)
+        self.tenancy = tenancy
+        self.deadlines = NO_DEADLINES
 
 
 class Exchange:

@@ -268,9 +268,9 @@ class SyntheticBackend(Backend):
         """Observe random latencies."""
         rng = self.cluster.rng
         for _ in range(40):
-            self.telemetry.itl.labels(DEFAULT_CLASS).observe(rng.lognormvariate(-3.4, 0.35))
+            self.telemetry.itl.labels(DEFAULT_CLASS, "tiny").observe(rng.lognormvariate(-3.4, 0.35))
         for _ in range(4):
-            self.telemetry.ttft.labels(DEFAULT_CLASS).observe(rng.lognormvariate(-1.6, 0.5))
+            self.telemetry.ttft.labels(DEFAULT_CLASS, "tiny").observe(rng.lognormvariate(-1.6, 0.5))
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": [record.to_json() for record in reversed(self.cluster.records[-1000:])]}

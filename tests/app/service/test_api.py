@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,18 +13,21 @@ import pytest
 import pytest_asyncio
 from vllm.envs import disable_envs_cache
 
+from app.frontend.guard.layers import guarded
+from app.frontend.guard.models import GuardedModels
 from app.frontend.guard.routes import OPEN_ROUTES, RouteTask
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.openapi import document
 from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder
-from app.main import _engine_config, _ingress_config, read_settings
-from app.service.api import VllmApi
+from app.main import _engine_configs, _ingress_config, read_settings
+from app.service.api import VllmApi, describe_routes
 from migration.protocol.core_messages import Adapter, CoreRequest, decode_request
 from migration.protocol.request import IngressId
 from policies.cluster.changes import Arrival
 from policies.precedence import DEFAULT_CLASS
-from tests.app.ingress.fakes import LOOPBACK, Backend, make_service
+from tests.app.ingress.fakes import LOOPBACK, Backend, GuardedApp, make_service
+from tests.migration.world import INGRESS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -32,10 +36,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def _serving() -> AsyncIterator[tuple[VllmApi, httpx.AsyncClient]]:
     os.environ["VLLM_API_KEY"] = "of another server"
     settings = read_settings({"engine_kwargs": {"max_model_len": 512}})
-    api = VllmApi(_ingress_config(settings, _engine_config(settings)))
+    config = _ingress_config(settings, _engine_configs(settings))
+    api = VllmApi(config, config.models[0])
     backend = Backend(make_service(), "mell-tiny")
-    app = ControlRoutes(backend).app(await api.start(backend))
-    backend.document = api.document  # type: ignore[method-assign]
+    await api.start(backend.streams, backend.id)
+    models = GuardedModels([GuardedApp(api.app, config, "mell-tiny", 512)])
+    app = ControlRoutes(backend).app(guarded(models, backend.gate, backend.telemetry, config))
+    backend.document = partial(describe_routes, [api])  # type: ignore[method-assign]
     transport = httpx.ASGITransport(app, client=LOOPBACK)
     async with httpx.AsyncClient(transport=transport, base_url="http://mell", timeout=60) as client:
         yield api, client
@@ -63,18 +70,24 @@ async def test_the_api_stands_beside_the_operators_routes(served: tuple[VllmApi,
     assert text.startswith("#") and text.endswith("</s>")
 
 
+def made_api() -> VllmApi:
+    """The API of the tiny model, not started."""
+    settings = read_settings({})
+    config = _ingress_config(settings, _engine_configs(settings))
+    return VllmApi(config, config.models[0])
+
+
 async def test_adapters_that_come_before_the_application_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ingress reads the list of adapters while its application starts, and never again unless the list changes."""
-    settings = read_settings({})
-    api = VllmApi(_ingress_config(settings, _engine_config(settings)))
+    api = made_api()
     served: list[list[Adapter]] = []
 
-    async def started(config: object, streams: object, ingress: object) -> Any:
+    async def started(config: object, model: object, streams: object, ingress: object) -> Any:
         return SimpleNamespace(app=None, max_context=8, serve_adapters=lambda adapters: served.append([*adapters]))
 
     monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
     api.serve_adapters([Adapter("a", 1, "/a")])
-    await api.start(Backend(make_service()))
+    await api.start(make_service().streams, INGRESS)
     disable_envs_cache()
     api.serve_adapters([])
     assert served == [[Adapter("a", 1, "/a")], []]
@@ -113,17 +126,16 @@ def body_text(body: dict[str, Any]) -> str:
 
 
 async def started_api(monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, VllmApi]:
-    settings, prompts = read_settings({}), Prompts()
-    api = VllmApi(_ingress_config(settings, _engine_config(settings)))
+    api, prompts = made_api(), Prompts()
 
-    async def started(config: object, streams: object, ingress: object) -> Any:
+    async def started(config: object, model: object, streams: object, ingress: object) -> Any:
         return prompts
 
     monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
     api.serve_adapters([SQL])
     with pytest.raises(ApiError, match="starting"):
         await api.arrival(MatchOrder(prompt="x"))
-    await api.start(Backend(make_service()))
+    await api.start(make_service().streams, INGRESS)
     disable_envs_cache()
     return prompts, api
 
@@ -163,12 +175,12 @@ async def test_a_prompt_to_copy_becomes_a_request_of_one_token(monkeypatch: pyte
 
 async def test_the_blocks_of_a_prompt_have_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, api = await started_api(monkeypatch)
-    assert await api.names(DropOrder(prompt=[5, 6, 7], model="sql", cache_salt="a:")) == (4, 2)
+    assert await api.block_names(DropOrder(prompt=[5, 6, 7], model="sql", cache_salt="a:")) == (4, 2)
     (request,) = prompts.named
     assert (request.prompt_token_ids, request.cache_salt, request.lora_request) == ([5, 6, 7], "a:", SQL)
     for order, status in (({"prompt": [5]}, 422), ({"prompt": "too long."}, 400), ({"prompt": "x", "model": "y"}, 404)):
         with pytest.raises(ApiError) as refused:
-            await api.names(DropOrder(**order))
+            await api.block_names(DropOrder(**order))
         assert refused.value.status == status and (status != 422 or refused.value.message == "the one cause")
 
 

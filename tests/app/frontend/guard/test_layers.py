@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.bodies import MAX_STOPS
 from app.frontend.guard.layers import guarded, vllm_environment, vllm_media_domains
+from app.frontend.guard.models import GuardedModels
 from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES
 from app.ingress.access.admission import Gate
 from app.ingress.access.classes import ClassChooser
@@ -29,7 +30,7 @@ from deployments.metrics.exposition import merge
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Reader
 from policies.precedence import ServiceClass, ServiceClasses
-from tests.app.ingress.fakes import Exchange
+from tests.app.ingress.fakes import Exchange, GuardedApp
 from tests.deployments.metrics.test_exposition import parsed
 from tests.migration.world import spec
 
@@ -68,7 +69,9 @@ class Guarded:
 
         self.gate = gate or Gate()
         self.telemetry = RequestTelemetry("tiny")
-        self.app = guarded(app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT, tenancy)
+        made = IngressSettings(**settings)
+        models = GuardedModels([GuardedApp(app, made, context=CONTEXT, tenancy=tenancy)])
+        self.app = guarded(models, self.gate, self.telemetry, made)
 
     async def post(
         self, path: str = COMPLETIONS, headers: Mapping[str, str] | None = None, method: str = "POST", **body: Any
@@ -470,8 +473,8 @@ async def test_a_call_is_logged_and_counted(lines: Callable[[], list[dict[str, A
         "resubmissions": 0,
     }
     assert expected.items() <= line.items()
-    assert behind.metrics["mell_requests_total"] == {("default", "chat", "length+stop", "i"): 1.0}
-    assert behind.metrics["mell_request_completion_tokens_total"] == {("i",): 7.0}
+    assert behind.metrics["mell_requests_total"] == {("default", "chat", "tiny", "length+stop", "i"): 1.0}
+    assert behind.metrics["mell_request_completion_tokens_total"] == {("tiny", "i"): 7.0}
 
 
 OUTCOMES: dict[str, tuple[int, str | None, str, int]] = {

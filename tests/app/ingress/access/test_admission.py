@@ -215,7 +215,7 @@ async def test_a_request_whose_first_token_would_be_late_for_its_class_is_refuse
     soonest_s = [7.4]
     chooser = ClassChooser(ServiceClasses({"chat": ServiceClass(1), "batch": ServiceClass(-1)}))
     deadlines = FirstTokenDeadlines(2.0, {"chat": 1.0, "default": 4.0}.copy, lambda: soonest_s[0])
-    api = make_api(gate=(gate := Gate(chooser=chooser, deadlines=deadlines)))
+    api = make_api(gate=(gate := Gate(chooser=chooser)), deadlines=deadlines)
 
     async def asked(name: str) -> httpx.Response:
         return await api.complete(max_tokens=1, headers={HEADER: name})

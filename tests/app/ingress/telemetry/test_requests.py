@@ -110,23 +110,23 @@ def test_metrics_of_two_requests(telemetry: RequestTelemetry, clock: Clock) -> N
     answer(telemetry, clock, steps=1, finish="length")
     seen = values(telemetry)
     assert seen["mell_requests_total"] == {
-        ("default", "completions", "stop", "i"): 1,
-        ("default", "completions", "length", "i"): 1,
+        ("default", "completions", "tiny", "stop", "i"): 1,
+        ("default", "completions", "tiny", "length", "i"): 1,
     }
-    assert seen["mell_request_prompt_tokens_total"] == {("i",): 8}
-    assert seen["mell_request_completion_tokens_total"] == {("i",): 4}
-    assert seen["mell_request_ttft_seconds_count"] == {("default", "i"): 2}
-    assert seen["mell_request_ttft_seconds_sum"] == {("default", "i"): 4.0}
-    assert seen["mell_request_itl_seconds_count"] == {("default", "i"): 2}
-    assert seen["mell_request_itl_seconds_sum"] == {("default", "i"): 0.5}
-    assert seen["mell_request_second_token_seconds_count"] == {("default", "i"): 1}
+    assert seen["mell_request_prompt_tokens_total"] == {("tiny", "i"): 8}
+    assert seen["mell_request_completion_tokens_total"] == {("tiny", "i"): 4}
+    assert seen["mell_request_ttft_seconds_count"] == {("default", "tiny", "i"): 2}
+    assert seen["mell_request_ttft_seconds_sum"] == {("default", "tiny", "i"): 4.0}
+    assert seen["mell_request_itl_seconds_count"] == {("default", "tiny", "i"): 2}
+    assert seen["mell_request_itl_seconds_sum"] == {("default", "tiny", "i"): 0.5}
+    assert seen["mell_request_second_token_seconds_count"] == {("default", "tiny", "i"): 1}
     assert seen["mell_requests_running"] == {("i",): 0}
 
 
 def test_the_counter_of_lost_requests_starts_at_zero(telemetry: RequestTelemetry) -> None:
-    assert values(telemetry)["mell_requests_lost_total"] == {("i",): 0}
-    telemetry.lost.inc()
-    assert values(telemetry)["mell_requests_lost_total"] == {("i",): 1}
+    assert values(telemetry)["mell_requests_lost_total"] == {("tiny", "i"): 0}
+    telemetry.lost.inc(1.0, "tiny")
+    assert values(telemetry)["mell_requests_lost_total"] == {("tiny", "i"): 1}
 
 
 def test_a_request_runs_until_its_with_block_ends(telemetry: RequestTelemetry) -> None:
@@ -150,7 +150,7 @@ def test_an_exception_sets_the_outcome(telemetry: RequestTelemetry, end: str, li
     error, outcome, status = ENDS[end]
     with pytest.raises(type(error)), telemetry.begin("chat"):
         raise error
-    assert values(telemetry)["mell_requests_total"] == {("default", "chat", outcome, "i"): 1}
+    assert values(telemetry)["mell_requests_total"] == {("default", "chat", "tiny", outcome, "i"): 1}
     assert values(telemetry)["mell_requests_running"] == {("i",): 0}
     (line,) = lines
     assert (line["outcome"], line["status"]) == (outcome, status)
@@ -163,7 +163,7 @@ def test_a_client_disconnects_during_the_answer(
     # Tokens sent before the disconnect count.
     answer(telemetry, clock, steps=2, finish=None)
     assert (lines[0]["outcome"], lines[0]["status"], lines[0]["completion_tokens"]) == ("client_closed", 499, 2)
-    assert values(telemetry)["mell_request_completion_tokens_total"] == {("i",): 2}
+    assert values(telemetry)["mell_request_completion_tokens_total"] == {("tiny", "i"): 2}
 
 
 def test_an_error_sent_as_an_event_sets_the_outcome(telemetry: RequestTelemetry, lines: list[dict[str, Any]]) -> None:
@@ -177,7 +177,7 @@ def test_a_prompt_counts_only_if_its_answer_has_begun(telemetry: RequestTelemetr
     with telemetry.begin("completions") as observer:
         observer.accepted("id", "label", 3, tuple)
         observer.failed(ApiError(503, "full", code="unavailable"))
-    assert values(telemetry)["mell_request_prompt_tokens_total"] == {("i",): 0}
+    assert values(telemetry)["mell_request_prompt_tokens_total"] == {("tiny", "i"): 0}
 
 
 def test_several_choices_are_one_request(
@@ -194,12 +194,12 @@ def test_several_choices_are_one_request(
         observer.answered(4, ["stop", "length"])
     seen = values(telemetry)
     # TTFT is per request, inter-token latency per choice.
-    assert seen["mell_request_ttft_seconds_sum"] == {("default", "i"): 1.0}
-    assert seen["mell_request_ttft_seconds_count"] == {("default", "i"): 1}
-    assert seen["mell_request_itl_seconds_sum"] == {("default", "i"): 2.0 + 2.5}
-    assert seen["mell_request_second_token_seconds_count"] == {("default", "i"): 2}
-    assert seen["mell_request_second_token_seconds_sum"] == {("default", "i"): 2.0 + 2.5}
-    assert seen["mell_request_itl_seconds_count"] == {("default", "i"): 2}
+    assert seen["mell_request_ttft_seconds_sum"] == {("default", "tiny", "i"): 1.0}
+    assert seen["mell_request_ttft_seconds_count"] == {("default", "tiny", "i"): 1}
+    assert seen["mell_request_itl_seconds_sum"] == {("default", "tiny", "i"): 2.0 + 2.5}
+    assert seen["mell_request_second_token_seconds_count"] == {("default", "tiny", "i"): 2}
+    assert seen["mell_request_second_token_seconds_sum"] == {("default", "tiny", "i"): 2.0 + 2.5}
+    assert seen["mell_request_itl_seconds_count"] == {("default", "tiny", "i"): 2}
     assert (lines[0]["outcome"], lines[0]["moves"], lines[0]["prompt_tokens"]) == ("length+stop", 2, 3)
 
 
@@ -219,7 +219,7 @@ def test_times_are_kept_for_a_comparison_with_a_level(clock: Clock, kept: bool) 
         for _ in range(3):
             clock.now += 0.5
             timer.step()
-    totals = {name: (sum(c.ttft.values()), sum(c.itl.values())) for name, c in telemetry.class_counts.items()}
+    totals = {name: (sum(c.ttft.values()), sum(c.itl.values())) for name, c in telemetry.class_counts("tiny").items()}
     assert totals == ({"default": (1, 2)} if kept else {})
 
 
@@ -229,7 +229,7 @@ def test_text_is_not_logged_by_default(clock: Clock, lines: list[dict[str, Any]]
 
 
 def test_text_is_logged_if_enabled(clock: Clock, lines: list[dict[str, Any]]) -> None:
-    telemetry = RequestTelemetry("tiny", decode=lambda tokens: "".join(map(chr, tokens)), clock=clock)
+    telemetry = RequestTelemetry("tiny", decode=lambda model, tokens: "".join(map(chr, tokens)), clock=clock)
     with telemetry.begin("completions") as observer:
         observer.accepted("id", "label", 2, lambda: [(72, 105)])
         observer.choice(LoggedChoice([111, 107]))

@@ -62,11 +62,11 @@ class Traced:
 
 def make_traced(patch: pytest.MonkeyPatch, processor: SpanProcessor | None = None, **options: Any) -> Traced:
     exporter = InMemorySpanExporter()
-    tracer = OpenTelemetryTracer(processor or SimpleSpanProcessor(exporter), "tiny", "i")
+    tracer = OpenTelemetryTracer(processor or SimpleSpanProcessor(exporter), "i")
     patch.setattr(fakes, "Streams", partial(Streams, tracer=tracer))
     service = make_service(**options)
     backend = Backend(service)
-    backend.telemetry = RequestTelemetry("tiny", decode=text_of, tracer=tracer)
+    backend.telemetry = RequestTelemetry("tiny", decode=lambda model, tokens: text_of(tokens), tracer=tracer)
     app = make_app(backend)
     app.add_middleware(KeepHttpScope)
     return Traced(service, Api(backend, app), tracer, exporter)

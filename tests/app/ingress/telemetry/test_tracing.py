@@ -48,7 +48,9 @@ async def test_disabled_tracing_has_no_trace_id() -> None:
 @pytest.mark.parametrize("log_text", [False, True])
 async def test_text_is_logged_only_with_log_text(log_text: bool, caplog: pytest.LogCaptureFixture) -> None:
     backend = Backend(make_service())
-    backend.telemetry = _make_telemetry(ingress_config(log_text=log_text), text_of, NO_TRACER)
+    backend.telemetry = _make_telemetry(
+        ingress_config(log_text=log_text), lambda model, tokens: text_of(tokens), NO_TRACER
+    )
     with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
         await Api(backend, make_app(backend)).complete(prompt=[7, 8, 9], max_tokens=3)
     (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)

@@ -1,0 +1,83 @@
+"""The models behind the guard, and the choice of one by the name in a call."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from starlette.types import ASGIApp
+
+from app.frontend.guard.bodies import BodyLimits
+from app.ingress.access.admission import FirstTokenDeadlines
+from app.ingress.config import Tenancy
+from app.ingress.errors import ApiError
+
+
+class GuardedModel(Protocol):
+    """A model for the layers of the guard. `tenancy` are its calls that share cached KV."""
+
+    @property
+    def id(self) -> str:
+        """The model's name in the settings."""
+        ...
+
+    @property
+    def names(self) -> Collection[str]:
+        """Its names in calls, those of its adapters included."""
+        ...
+
+    @property
+    def app(self) -> ASGIApp:
+        """vLLM's application of the model."""
+        ...
+
+    @property
+    def limits(self) -> BodyLimits:
+        """The limits of its calls."""
+        ...
+
+    @property
+    def tenancy(self) -> Tenancy:
+        """The calls that share cached KV."""
+        ...
+
+    @property
+    def deadlines(self) -> FirstTokenDeadlines:
+        """The refusals of calls whose first token would be late."""
+        ...
+
+
+Model = TypeVar("Model", bound=GuardedModel)
+
+
+class GuardedModels(Generic[Model]):
+    """The models of an ingress, at least one."""
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self.all = tuple(models)
+
+    def called(self, name: Any) -> Model:
+        """The model of a call with that `model`; a sole model has all calls, and its application judges their names.
+
+        Raises:
+            ApiError: 400 without a name, 404 for a name that no model has.
+        """
+        return self.all[0] if len(self.all) == 1 else self.named(name)
+
+    def named(self, name: Any, param: str = "model") -> Model:
+        """The model with that name, or with that adapter. A sole model needs no name.
+
+        Raises:
+            ApiError: as `called`; `param` has the name.
+        """
+        if name is None:
+            if len(self.all) == 1:
+                return self.all[0]
+            names = ", ".join(sorted(name for model in self.all for name in model.names))
+            raise ApiError(400, f"{param}: name one of the models {names}", param=param, code="missing_model")
+        if not isinstance(name, str):
+            raise ApiError(400, f"{param}: must be a text", param=param, code="invalid_value")
+        for model in self.all:
+            if name in model.names:
+                return model
+        # As vLLM answers it.
+        shown = {"type": "NotFoundError", "code": 404}
+        raise ApiError(404, f"The model `{name}` does not exist.", param=param, details=shown)

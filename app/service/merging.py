@@ -1,0 +1,39 @@
+"""The documents of several models as one: `/mell/state` and `/mell/migrations`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_COMMON = ("mode", "configured_mode", "policy", "fence")
+"""The members of a state that all models have in common."""
+_SUMS = ("wanted_replicas", "min_replicas", "max_replicas", "least_replicas")
+
+
+def merge_states(states: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The state of an application, from those of its models by id; that of one model is the application's.
+
+    The replicas of all models stand at the top, each with its `model`. The other members of each model are in `models`,
+    and numbers of replicas at the top are sums.
+    """
+    documents = list(states.values())
+    if len(documents) == 1:
+        return documents[0]
+    first = documents[0]
+    merged = {"as_of": min(state["as_of"] for state in documents)} | {name: first[name] for name in _COMMON}
+    for name in _SUMS:
+        if all(name in state for state in documents):
+            merged[name] = sum(state[name] for state in documents)
+    replicas = [replica | {"model": model} for model, state in states.items() for replica in state["replicas"]]
+    merged["resting_pairs"] = [pair for state in documents for pair in state["resting_pairs"]]
+    merged["models"] = [
+        {"model": model} | {name: value for name, value in state.items() if name not in ("replicas", *_COMMON)}
+        for model, state in states.items()
+    ]
+    return merged | {"replicas": sorted(replicas, key=lambda replica: str(replica["id"]))}
+
+
+def merge_migrations(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The migrations of all models, newest first."""
+    if len(documents) == 1:
+        return documents[0]
+    records = [record for document in documents for record in document["migrations"]]
+    return {"migrations": sorted(records, key=lambda record: float(record["started_at"]), reverse=True)}

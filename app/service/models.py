@@ -1,0 +1,58 @@
+"""A model of an ingress process: its application, and its requests on the replicas of its pool."""
+
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from app.frontend.guard.bodies import BodyLimits
+from app.ingress.access.admission import FirstTokenDeadlines
+from app.ingress.adapters import AdapterOrders
+from app.ingress.config import ModelConfig, Tenancy
+from app.ingress.engine_orders import EngineOrders
+from app.ingress.streams.placing import Placer
+from app.ingress.streams.streams import Streams
+from app.service.api import VllmApi
+from deployments.api.protocols import EngineApi, RemoteReplicas
+from deployments.serve.membership import Membership
+from policies.model import PoolId
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Implements `GuardedModel`. `orders` go to the replicas of the pool alone."""
+
+    config: ModelConfig
+    pool: PoolId
+    api: VllmApi
+    replicas: RemoteReplicas[EngineApi]
+    membership: Membership
+    placer: Placer
+    streams: Streams
+    orders: EngineOrders
+    adapters: AdapterOrders
+    deadlines: FirstTokenDeadlines
+
+    @property
+    def id(self) -> str:
+        """See `GuardedModel.id`."""
+        return self.config.model_id
+
+    @property
+    def names(self) -> frozenset[str]:
+        """See `GuardedModel.names`."""
+        return self.api.names
+
+    @property
+    def app(self) -> ASGIApp:
+        """See `GuardedModel.app`."""
+        return self.api.app
+
+    @property
+    def limits(self) -> BodyLimits:
+        """See `GuardedModel.limits`."""
+        return self.api.limits
+
+    @property
+    def tenancy(self) -> Tenancy:
+        """See `GuardedModel.tenancy`."""
+        return self.config.tenancy
