@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from app.configuration.files import missing_files
 from app.configuration.ray_llm import Args, LlmConfigsRefused, as_settings
 from app.configuration.surroundings import refused_entries, refused_proxy
 from app.configuration.vllm_source import accelerator_types
-from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
+from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, check_models, parse_keys
 from app.ingress.access.operators import ADMIN_VARIABLE, parse_admin_key
 from app.ingress.config import IngressConfig, ModelConfig, Tenancy
 from app.settings import (
@@ -108,8 +109,14 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 def _pools(settings: Settings) -> dict[str, PoolId]:
-    """The pool of each model, by the model's id."""
-    return {model.model_id: SOLE_POOL for model in settings.models}
+    """The pool of each model, by the model's id. Serve's names have no slashes."""
+    ids = [model.model_id for model in settings.models]
+    if len(ids) == 1:
+        return {ids[0]: SOLE_POOL}
+    plain = {id: re.sub(r"[^A-Za-z0-9._-]", "-", id) for id in ids}
+    if doubled := sorted(id for id in ids if list(plain.values()).count(plain[id]) > 1):
+        raise ValueError(f"llm_configs: the model_ids {', '.join(doubled)} differ in signs only: change one")
+    return {id: PoolId(f"{SOLE_POOL}-{name}") for id, name in plain.items()}
 
 
 def _topology(settings: Settings, pools: Mapping[str, PoolId], limits: DeploymentSettings) -> Topology:
@@ -220,8 +227,11 @@ def _engine_config(settings: Settings, model: ModelSettings) -> EngineConfig:
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
-    (model,) = settings.models
-    return _pool_config(settings, model)
+    pools, configs = _pools(settings), [_pool_config(settings, model) for model in settings.models]
+    if len(configs) == 1:
+        return configs[0]
+    own = {pools[model.model_id]: config for model, config in zip(settings.models, configs, strict=True)}
+    return configs[0].model_copy(update={"pools": own})
 
 
 def _pool_config(settings: Settings, model: ModelSettings) -> SchedulerConfig:
@@ -304,6 +314,7 @@ def _listed_keys(settings: Settings) -> tuple[ApiKey, ...]:
         raise ValueError(f"API keys are in {VARIABLE} and in ingress.api_keys_file: remove one of them")
     keys = parse_keys(listed, VARIABLE)
     check_classes(keys, settings.scheduler.service_classes.names, VARIABLE)
+    check_models(keys, [model.model_id for model in settings.models], VARIABLE)
     return keys
 
 

@@ -19,7 +19,7 @@ from app.adapters import listed_adapters, read_modules
 from app.configuration.engine_arguments import did_you_mean, refused_arguments, refused_parsers
 from app.configuration.vllm_source import accelerator_types
 from app.ingress.access.classes import TIERS
-from app.ingress.access.keys import KeyFile, check_classes
+from app.ingress.access.keys import KeyFile, check_classes, check_models
 from app.ingress.access.operators import ADMIN_VARIABLE, read_admin_key
 from app.installation import INSTALL_CPU, INSTALL_CUDA
 from app.shipped import SHIPPED
@@ -603,7 +603,12 @@ class ModelSections(SettingsSection):
 
 
 class ModelSettings(ModelSections):
-    """A model with all that is its own."""
+    """One of several models, with all that is its own.
+
+    Requests choose it by their `model`; each model has a deployment of its own, `Engine-<model_id>`. The sections are
+    those of a sole model, and its members from Ray Serve LLM are read as there. Nothing is merged from elsewhere: YAML
+    has anchors. With one entry, `model_id` and all sections may as well stand under `args` themselves.
+    """
 
     slo: ServiceLevelSettings = Field(
         default_factory=ServiceLevelSettings, description="The model's service level, as `scheduler.slo`."
@@ -629,16 +634,39 @@ class ModelSettings(ModelSections):
         return served_names(self.model_id, self.engine_kwargs)
 
 
+_OF_MODELS: Mapping[str, str] = {"scheduler": "slo", "ingress": "frontend_kwargs"}
+"""The members of common sections that each of several models has for itself."""
+
+
 class Settings(ModelSections):
     """All settings under `args`."""
 
     migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
+    llm_configs: list[ModelSettings] = Field(
+        default_factory=list,
+        description="Models behind one port, each with its sections; empty: the sections here are those of the only "
+        "one.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_place_for_a_model(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or not values.get("llm_configs"):
+            return values
+        if twice := [name for name in ModelSections.model_fields if name in values]:
+            raise ValueError(f"{', '.join(twice)}: with llm_configs, write it into the entry of its model")
+        for section, name in _OF_MODELS.items():
+            if isinstance(values.get(section), Mapping) and name in values[section]:
+                raise ValueError(f"{section}.{name}: with llm_configs, write {name} into the entry of its model")
+        return values
 
     @cached_property
     def models(self) -> tuple[ModelSettings, ...]:
         """The models."""
+        if self.llm_configs:
+            return tuple(self.llm_configs)
         values: dict[str, Any] = {name: getattr(self, name) for name in ModelSections.model_fields}
         values |= {"slo": self.scheduler.slo, "frontend_kwargs": self.ingress.frontend_kwargs}
         return (ModelSettings.model_construct(None, **values),)
@@ -646,9 +674,36 @@ class Settings(ModelSections):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_classes()
-        for model in self.models:
-            self._check_model(model)
+        self._check_keys()
+        for number, model in enumerate(self.models):
+            try:
+                self._check_model(model)
+            except ValueError as error:
+                if not self.llm_configs:
+                    raise
+                lines = [f"llm_configs.{number}: {line}" for line in str(error).splitlines()]
+                raise ValueError("\n".join(lines)) from None
+        self._check_names()
         return self
+
+    def _check_names(self) -> None:
+        """Raise ValueError if two models have a name, or an adapter's name, in common."""
+        owners: dict[str, str] = {}
+        ids = [model.model_id for model in self.models]
+        if doubled := sorted({id for id in ids if ids.count(id) > 1}):
+            raise ValueError(f"llm_configs: several entries have the model_id {', '.join(doubled)}: give each its own")
+        for model in self.models:
+            adapters = {adapter.lora_name for adapter in model.adapters}
+            for name in sorted({model.model_id} | model.names | adapters):
+                if (owner := owners.setdefault(name, model.model_id)) != model.model_id:
+                    raise ValueError(f"llm_configs: {name} is a name of {owner} and of {model.model_id}: change one")
+
+    def _check_keys(self) -> None:
+        """Raise ValueError for keys in the file with classes or models that do not exist."""
+        if (path := self.ingress.api_keys_file) is not None:
+            keys = KeyFile(path).read()
+            check_classes(keys, self.scheduler.service_classes.names, path)
+            check_models(keys, [model.model_id for model in self.models], path)
 
     def _check_model(self, model: ModelSettings) -> None:
         """Raise ValueError for a model that does not fit the common sections."""
@@ -664,46 +719,49 @@ class Settings(ModelSections):
             self._check_service(model)
         levels = [model.slo.level, *self.scheduler.service_classes.levels.values()]
         if self.ingress.refuse_late is not None and not any(level and level.ttft_p99_s for level in levels):
-            raise ValueError("ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too")
+            place = "slo" if self.llm_configs else "scheduler.slo"
+            raise ValueError(f"ingress.refuse_late: set ttft_p99_s in {place} or in a class, too")
         self._check_frontend(model)
         self._check_disaggregation(model)
 
     def _check_frontend(self, model: ModelSettings) -> None:
         """Raise ValueError for parsers that vLLM lacks, and for adapters that no engine could load."""
         loading, kwargs = model.model_loading_config, model.frontend_kwargs
+        place = "frontend_kwargs" if self.llm_configs else "ingress.frontend_kwargs"
         for name in ("chat_template", "tool_call_parser"):
             if name in kwargs and getattr(loading, name) is not None:
-                raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
+                raise ValueError(f"{name} is in model_loading_config and in {place}: remove one")
         if model.engine == "vllm" and (
             lines := list(refused_parsers(model.engine_kwargs, kwargs, loading.tool_call_parser))
         ):
             raise ValueError("\n".join(lines))
         modules = {adapter.lora_name for adapter in model.adapters}
         if modules and model.engine_kwargs.get("enable_lora") is not True:
-            raise ValueError("ingress.frontend_kwargs.lora_modules: write engine_kwargs.enable_lora: true, too")
-        if self.ingress.allow_runtime_lora_updating:
-            self._check_updating(model)
+            raise ValueError(f"{place}.lora_modules: write engine_kwargs.enable_lora: true, too")
+        self._check_updating()
         if taken := sorted(model.names & modules):
-            raise ValueError(f"ingress.frontend_kwargs.lora_modules: {', '.join(taken)} is the name of the model")
+            raise ValueError(f"{place}.lora_modules: {', '.join(taken)} is the name of the model")
 
-    def _check_updating(self, model: ModelSettings) -> None:
+    def _check_updating(self) -> None:
         """Raise ValueError if nobody may load adapters at run time, or no engine could."""
         updating = "ingress.allow_runtime_lora_updating"
+        if not self.ingress.allow_runtime_lora_updating:
+            return
         if not self.ingress.has_admin_key:
             raise ValueError(f"{updating}: its calls name folders of the engines' machines; set ingress.admin_key, too")
-        if model.engine_kwargs.get("enable_lora") is not True:
+        if not any(model.engine_kwargs.get("enable_lora") is True for model in self.models):
             raise ValueError(f"{updating}: write engine_kwargs.enable_lora: true, too")
 
     def _check_service(self, model: ModelSettings) -> None:
         """Raise ValueError for a level of the pool or of a class that no paced engine meets, even with one request."""
-        levels = {"slo": model.slo.level}
-        levels |= {f"classes.{name}": each.level for name, each in self.scheduler.classes.items()}
+        levels = {"slo" if self.llm_configs else "scheduler.slo": model.slo.level}
+        levels |= {f"scheduler.classes.{name}": each.level for name, each in self.scheduler.classes.items()}
         for name, level in levels.items():
             if level is None:
                 continue
             pace = read_pace(model.engine_kwargs)
             if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
-                raise ValueError(f"scheduler.{name} cannot be met: {'; '.join(reasons)}")
+                raise ValueError(f"{name} cannot be met: {'; '.join(reasons)}")
 
     def _check_disaggregation(self, model: ModelSettings) -> None:
         """Raise ValueError for prefill replicas that nobody could assign, or from which no request could move."""
@@ -732,8 +790,6 @@ class Settings(ModelSections):
             if name not in classes.names:
                 known = ", ".join(classes.names)
                 raise ValueError(f"ingress.service_tiers.{tier}: there is no class {name!r}; the classes are {known}")
-        if ingress.api_keys_file is not None:
-            check_classes(KeyFile(ingress.api_keys_file).read(), classes.names, ingress.api_keys_file)
         if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
             raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
 
@@ -759,7 +815,7 @@ def _setting(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """The path of the setting at an error's place, which may go on with one of several types of its value."""
     kind: Any = Settings
     for depth, part in enumerate(place):
-        if get_origin(kind) is dict and issubclass(section := get_args(kind)[1], SettingsSection):
+        if get_origin(kind) in (dict, list) and issubclass(section := get_args(kind)[-1], SettingsSection):
             kind = section
         elif isinstance(kind, type) and issubclass(kind, SettingsSection):
             kind = kind.model_fields[str(part)].annotation
@@ -772,7 +828,8 @@ def _members(path: tuple[int | str, ...]) -> Collection[str]:
     """The names of the settings of a section."""
     kind: Any = Settings
     for part in path:
-        kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[str(part)].annotation
+        inner = get_origin(kind) in (dict, list)
+        kind = get_args(kind)[-1] if inner else kind.model_fields[str(part)].annotation
     return kind.model_fields if isinstance(kind, type) and issubclass(kind, SettingsSection) else ()
 
 

@@ -94,7 +94,11 @@ def lost_here() -> tuple[LostPart, ...]:
 
 def refused(lost: Iterable[LostPart], settings: Any) -> list[str]:
     """The reasons why Mell does not start with these settings, one line each: what it needs, or what they ask for."""
-    return [_why(each) for each in lost if each.part.lost is None or _asks_for(settings, each.part.setting)]
+    return [
+        _why(each)
+        for each in lost
+        if each.part.lost is None or any(_asks_for(model, each.part.setting) for model in settings.models)
+    ]
 
 
 def _why(lost: LostPart) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 
 from app.configuration.documents import IMPORT_PATH, IMPORT_PATHS, serve_configs
-from app.configuration.ray_llm import CONFIGS, Args, LlmConfigsRefused, as_settings
+from app.configuration.ray_llm import CONFIGS, Args, LlmConfigsRefused, as_settings, has_model
 from app.configuration.surroundings import refused_entries, refused_whole
 from app.settings import Settings, describe_errors
 from app.vllm_cli.flags import experts_over_ranks, why_refused
@@ -19,10 +19,7 @@ from app.vllm_cli.translation import TRANSPORT
 
 _PROXY = "clients connect to Serve's proxy, as before; docs/coming-from.md has the way past it"
 _INPUTS = "mell convert takes a configuration of Serve, or a RayService, with ray.serve.llm:build_openai_app"
-_ONE_MODEL = (
-    "and one Mell serves one model: leave one application with a model in the file, and start another Mell for each "
-    "other model, on a cluster and a port of its own"
-)
+_ONE_APPLICATION = "and a cluster has one Mell: put the entries of all models into llm_configs of one application"
 _REPLACED = ("deployments", "autoscaling_policy", "external_scaler_enabled")
 """The members of an application that `refused_entries` is about."""
 _FILES: Mapping[str, tuple[str, ...]] = {
@@ -63,7 +60,7 @@ def convert_documents(documents: list[Any], has_gpus: bool, read: Callable[[str]
     `has_gpus`: replicas without an accelerator have GPUs. `read` reads a file that stands in the place of a model.
 
     Raises:
-        NotConverted: there is no model, there are several, or the settings would not be valid.
+        NotConverted: there is no model, there are several applications with one, or the settings would not be valid.
     """
     found, errors = serve_configs(documents)
     if not found:
@@ -74,7 +71,7 @@ def convert_documents(documents: list[Any], has_gpus: bool, read: Callable[[str]
     config = found[0]
     entries = config.whole["applications"]
     if models := sum(_is_ray_llm(entry) for entry in entries if entry is not config.application):
-        raise NotConverted([f"applications: there are {models + 1} with a model, {_ONE_MODEL}"])
+        raise NotConverted([f"applications: there are {models + 1} with a model, {_ONE_APPLICATION}"])
     application, made, left_out = _converted(config.application, has_gpus, read)
     settings, absent = checked_settings(made.settings, left_out)
     whole = {name: value for name, value in config.whole.items() if name != "target_capacity"}
@@ -120,9 +117,9 @@ def _converted(
         made = error.accepted
         left_out += error.lines
     if CONFIGS in args:
-        if "model_id" not in made.settings.get("model_loading_config", {}):
+        if not has_model(made.settings):
             raise NotConverted(left_out)
-        made = Args(_in_order(_without_refused_arguments(made.settings, left_out)), made.notes)
+        made = Args(_in_order(_without_refused(made.settings, left_out)), made.notes)
     return {**beside, "args": made.settings}, made, left_out
 
 
@@ -133,6 +130,18 @@ def _without_environment(args: dict[str, Any], application: dict[str, Any]) -> d
             application["runtime_env"] = environment
             return {**args, CONFIGS: [entry]}
     return args
+
+
+def _without_refused(settings: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
+    """The settings without arguments of engines that Mell refuses, of all models."""
+    if CONFIGS not in settings:
+        return _without_refused_arguments(settings, left_out)
+    models = []
+    for number, model in enumerate(settings[CONFIGS]):
+        lines: list[str] = []
+        models.append(_without_refused_arguments(model, lines))
+        left_out += [f"{CONFIGS}.{number}.{line}" for line in lines]
+    return {**settings, CONFIGS: models}
 
 
 def _without_refused_arguments(settings: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
@@ -170,6 +179,10 @@ def checked_settings(args: Mapping[str, Any], left_out: Sequence[str] = ()) -> t
 def _without_absent_files(args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The settings without files that this machine lacks, and a line for each of them."""
     present, absent = dict(args), []
+    if isinstance(args.get(CONFIGS), list):
+        models = [_without_absent_files(model) for model in args[CONFIGS]]
+        present[CONFIGS] = [model for model, _ in models]
+        absent = [f"{CONFIGS}.{number}.{line}" for number, (_, lines) in enumerate(models) for line in lines]
     for section, names in _FILES.items():
         members = args.get(section)
         if not isinstance(members, dict):

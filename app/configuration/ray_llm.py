@@ -3,8 +3,8 @@
 Every member has one of three fates: a setting of Mell, no effect (with a note), or a refusal that names what to write.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,67 +103,154 @@ def as_settings(args: Mapping[str, Any], has_gpus: bool, read: Callable[[str], s
     """
     if CONFIGS not in args:
         return Args(dict(args))
-    made = _Mapping(has_gpus)
-    made.take_args(args, read or (lambda path: Path(path).read_text("utf-8")))
+    made = _Mapping(args, has_gpus, read or (lambda path: Path(path).read_text("utf-8")))
     found = Args({name: section for name, section in made.settings.items() if section}, tuple(made.notes))
     if made.refusals:
         raise LlmConfigsRefused(made.refusals, found)
     return found
 
 
-@dataclass
+def has_model(settings: Mapping[str, Any]) -> bool:
+    """True for settings in which every model has a name."""
+    models = settings.get(CONFIGS, [settings])
+    return bool(models) and all("model_id" in model.get("model_loading_config", {}) for model in models)
+
+
 class _Mapping:
-    """The mapping of one entry, under construction."""
+    """The mapping of `args`: Ray's LLMServingArgs, with sections of Mell's own settings beside them.
 
-    has_gpus: bool
-    settings: dict[str, Any] = field(default_factory=dict)
-    refusals: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    One model has its sections at the top of the settings, several have theirs in the entries of `llm_configs`.
+    """
 
-    def take_args(self, args: Mapping[str, Any], read: Callable[[str], str]) -> None:
-        """Map `args`: Ray's LLMServingArgs, with sections of Mell's own settings beside them."""
-        self.settings = {"engine_kwargs": {}, "deployment_config": {}, "ingress": {}}
-        entry = self._only_entry(args[CONFIGS], read)
-        if entry is not None:
-            self._take_entry(entry)
+    def __init__(self, args: Mapping[str, Any], has_gpus: bool, read: Callable[[str], str]) -> None:
+        self.settings: dict[str, Any] = {}
+        self.refusals: list[str] = []
+        self.notes: list[str] = []
+        self._has_gpus = has_gpus
+        self._read = read
         own = {name: value for name, value in args.items() if name not in OF_SERVING_ARGS}
-        for name in sorted(own.keys() & OF_ENTRY):
+        entries = self._mapped(args[CONFIGS])
+        for name in sorted(own.keys() & (OF_ENTRY | (OWN_ENTRY if len(entries) > 1 else frozenset()))):
             self.refusals.append(f"{name}: write it into {CONFIGS}, where the model is")
-        self._take_ingress(args)
-        self.settings |= {name: value for name, value in own.items() if name not in OF_ENTRY and name != "ingress"}
+        ingress = self._ingress(args, entries)
+        if len(entries) == 1:
+            self.settings = entries[0].alone()
+        elif entries:
+            self.settings = {CONFIGS: [entry.in_list() for entry in entries]}
+        if any(entry.on_gpus for entry in entries):
+            # Between replicas of one machine, as those of a Ray Serve LLM begin; docs/coming-from.md has the others.
+            self.settings["migration"] = {"transport": "cuda_ipc"}
+        sections = {name: value for name, value in own.items() if name not in OF_ENTRY and name != "ingress"}
+        of_models = self.settings.pop("scheduler", {}), self.settings.pop("ingress", {})
+        self.settings |= sections
+        if of_models[0]:
+            self.settings["scheduler"] = {**of_models[0], **self._section("scheduler", own.get("scheduler"))}
         # Ray Serve LLM's clients connect to Serve's own proxy, whose port Mell's ingress would otherwise take.
         self.settings["ingress"] = {
             "port": None,
-            **self.settings["ingress"],
+            **of_models[1],
+            **ingress,
             **self._section("ingress", own.get("ingress")),
         }
 
-    def _only_entry(self, entries: Any, read: Callable[[str], str]) -> dict[str, Any] | None:
+    def _mapped(self, entries: Any) -> list["_MappedModel"]:
         if not isinstance(entries, list) or not entries:
-            self._refuse(CONFIGS, "write a list with one model")
-            return None
-        if len(entries) > 1:
-            self._refuse(
-                CONFIGS,
-                f"there are {len(entries)} models, and an application of Mell serves one: write one entry, and start "
-                "another Mell for each other model, on a cluster and a port of its own",
-            )
-            return None
-        entry = entries[0]
-        if isinstance(entry, str):
+            self.refusals.append(f"{CONFIGS}: write a list of models")
+            return []
+        made = []
+        for number, given in enumerate(entries):
+            if (found := self._entry(number, given)) is not None:
+                mapped = _MappedModel(found, self._has_gpus)
+                made.append(mapped)
+                where = f"{CONFIGS}.{number}." if len(entries) > 1 else ""
+                self.refusals += [f"{where}{line}" for line in mapped.refusals]
+                self.notes += [f"{where}{line}" for line in mapped.notes]
+        return made
+
+    def _entry(self, number: int, given: Any) -> dict[str, Any] | None:
+        entry = given
+        if isinstance(given, str):
             try:
-                entry = yaml.safe_load(read(entry))
+                entry = yaml.safe_load(self._read(given))
             except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-                self._refuse(f"{CONFIGS}.0", f"{entries[0]} cannot be read: {error}")
+                self.refusals.append(f"{CONFIGS}.{number}: {given} cannot be read: {error}")
                 return None
         if not isinstance(entry, dict):
-            self._refuse(f"{CONFIGS}.0", "write a mapping with model_loading_config")
+            self.refusals.append(f"{CONFIGS}.{number}: write a mapping with model_loading_config")
             return None
         return entry
 
+    def _ingress(self, args: Mapping[str, Any], entries: Sequence["_MappedModel"]) -> dict[str, Any]:
+        """The settings of the ingress, by its own members and by the largest number in an entry."""
+        numbers = [entry.ingress_replicas for entry in entries if entry.ingress_replicas is not None]
+        section: dict[str, Any] = {"num_replicas": max(numbers)} if numbers else {}
+        ingress = self._section("ingress_cls_config", args.get("ingress_cls_config"))
+        if any(ingress.values()):
+            self.refusals.append(
+                "ingress_cls_config: Mell's ingress is its own: write ingress.middleware for code around it"
+            )
+        for name, value in self._section("ingress_deployment_config", args.get("ingress_deployment_config")).items():
+            if name == "num_replicas" and value != "auto" and value is not None:
+                section["num_replicas"] = value
+            elif name in ("num_replicas", "autoscaling_config"):
+                self._note(f"ingress_deployment_config.{name}", "write ingress: {num_replicas: N} into args")
+            else:
+                self._note(f"ingress_deployment_config.{name}", _SERVES_ITSELF)
+        return section
+
+    def _section(self, where: str, value: Any) -> dict[str, Any]:
+        """A section's members, none of a missing one."""
+        if value is not None and not isinstance(value, dict):
+            self.refusals.append(f"{where}: write a mapping")
+        return value if isinstance(value, dict) else {}
+
+    def _note(self, where: str, reason: str) -> None:
+        self.notes.append(f"{where} has no effect: {reason}")
+
+
+class _MappedModel:
+    """The mapping of one entry. `ingress_replicas` is its number of processes of the ingress, which models share."""
+
+    def __init__(self, entry: dict[str, Any], has_gpus: bool) -> None:
+        self.settings: dict[str, Any] = {"engine_kwargs": {}, "deployment_config": {}}
+        self.refusals: list[str] = []
+        self.notes: list[str] = []
+        self.ingress_replicas: Any = None
+        self._has_gpus = has_gpus
+        self._frontend: dict[str, Any] = {}
+        self._take_entry(entry)
+        self._own = {name: entry[name] for name in OWN_ENTRY if name in entry}
+
+    @property
+    def on_gpus(self) -> bool:
+        """True if the model's replicas have GPUs."""
+        gpus = self.settings["deployment_config"].get("num_gpus")
+        return bool(self.settings.get("accelerator_type") is not None or gpus)
+
+    def alone(self) -> dict[str, Any]:
+        """The settings with this as the only model."""
+        own = dict(self._own)
+        settings = {**self.settings, **{name: own.pop(name) for name in _SAME_ENTRY if name in own}}
+        if frontend := self._frontend_kwargs():
+            settings["ingress"] = {"frontend_kwargs": frontend}
+        if "slo" in own:
+            settings["scheduler"] = {"slo": own["slo"]}
+        return settings
+
+    def in_list(self) -> dict[str, Any]:
+        """The entry as one of several in Mell's own settings."""
+        settings = {**self.settings, **self._own}
+        if frontend := self._frontend_kwargs():
+            settings["frontend_kwargs"] = frontend
+        return {name: section for name, section in settings.items() if section}
+
+    def _frontend_kwargs(self) -> Any:
+        given = self._own.get("frontend_kwargs")
+        return {**self._frontend, **given} if isinstance(given, dict) else given or self._frontend
+
     def _take_entry(self, entry: dict[str, Any]) -> None:
         for name in entry:
-            if name not in OF_ENTRY:
+            if name not in OF_ENTRY and name not in OWN_ENTRY:
                 self._refuse(name, f"Ray Serve LLM has no such member; {_GUIDE}")
         self._take_model(self._section("model_loading_config", entry.get("model_loading_config")))
         self._take_engine(self._section("engine_kwargs", entry.get("engine_kwargs")))
@@ -231,8 +318,7 @@ class _Mapping:
                 self.settings["engine_kwargs"][name] = value
         if frontend.pop("enable_auto_tool_choice", False) and "tool_call_parser" in frontend:
             self.settings["model_loading_config"].setdefault("tool_call_parser", frontend.pop("tool_call_parser"))
-        if frontend:
-            self.settings["ingress"]["frontend_kwargs"] = frontend
+        self._frontend = frontend
 
     def _take_accelerator(self, entry: dict[str, Any]) -> None:
         kind = self._section("accelerator_config", entry.get("accelerator_config")).get("kind")
@@ -258,11 +344,8 @@ class _Mapping:
             self.settings["accelerator_type"] = "A10G" if accelerator == "A10" else accelerator
             if kind == "cpu":
                 self._refuse("accelerator_type", "the replicas have CPUs: remove it")
-        elif kind == "gpu" or (kind is None and self.has_gpus):
+        elif kind == "gpu" or (kind is None and self._has_gpus):
             self.settings["deployment_config"]["num_gpus"] = self._workers
-        if accelerator is not None or self.settings["deployment_config"].get("num_gpus"):
-            # Between replicas of one machine, as those of a Ray Serve LLM begin; docs/coming-from.md has the others.
-            self.settings["migration"] = {"transport": "cuda_ipc"}
 
     @property
     def _workers(self) -> int:
@@ -348,23 +431,11 @@ class _Mapping:
         for name, value in experiments.items():
             where = f"experimental_configs.{name}"
             if name == "num_ingress_replicas":
-                self.settings["ingress"]["num_replicas"] = value
+                self.ingress_replicas = value
             elif name == "num_router_replicas":
                 self._refuse(where, "write ingress: {num_replicas: N} into args")
             else:
                 self._note(where, "Mell has no such part")
-
-    def _take_ingress(self, args: Mapping[str, Any]) -> None:
-        ingress = self._section("ingress_cls_config", args.get("ingress_cls_config"))
-        if any(ingress.values()):
-            self._refuse("ingress_cls_config", "Mell's ingress is its own: write ingress.middleware for code around it")
-        for name, value in self._section("ingress_deployment_config", args.get("ingress_deployment_config")).items():
-            if name == "num_replicas" and value != "auto" and value is not None:
-                self.settings["ingress"]["num_replicas"] = value
-            elif name in ("num_replicas", "autoscaling_config"):
-                self._note(f"ingress_deployment_config.{name}", "write ingress: {num_replicas: N} into args")
-            else:
-                self._note(f"ingress_deployment_config.{name}", _SERVES_ITSELF)
 
     def _section(self, where: str, value: Any) -> dict[str, Any]:
         """A section's members, none of a missing one."""
@@ -380,8 +451,11 @@ class _Mapping:
 
 
 OF_SERVING_ARGS = frozenset({CONFIGS, "ingress_cls_config", "ingress_deployment_config"})
-_OWN_DEPLOYMENT = frozenset({"num_cpus", "num_gpus", "standby", "engine_silence_s"})
+_OWN_DEPLOYMENT = frozenset({"num_cpus", "num_gpus", "placement", "standby", "engine_silence_s"})
 """Mell's own members of `deployment_config`, for those who add them."""
+_SAME_ENTRY = ("engine", "cache", "disaggregation")
+OWN_ENTRY = frozenset({*_SAME_ENTRY, "slo", "frontend_kwargs"})
+"""Mell's own members of an entry."""
 OF_ENTRY = frozenset(
     {
         "accelerator_config",

@@ -63,12 +63,16 @@ def refused_entries(application: Mapping[str, Any]) -> Iterator[str]:
 
 def _refused_entry(entry: Mapping[str, Any]) -> Iterator[str]:
     name = entry.get("name")
-    if not isinstance(name, str) or name not in _OPTIONS:
+    if isinstance(name, str) and name.startswith(f"{SOLE_POOL}-"):
+        known = _OF_ENGINE
+    elif isinstance(name, str) and name in _OPTIONS:
+        known = _OPTIONS[name]
+    else:
         yield f"deployments: Mell has no deployment {name!r}: remove the entry; there are {', '.join(_OPTIONS)}"
         return
     options = [option for option in entry if option != "name"]
     for option in options:
-        yield f"deployments, {name}.{option}: {_OPTIONS[name].get(option, _SET)}"
+        yield f"deployments, {name}.{option}: {known.get(option, _SET)}"
     if not options:
         yield f"deployments, {name}: remove the entry"
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -32,6 +33,7 @@ from app.ingress.errors import ApiError
 from app.ingress.streams.streams import Streams
 from app.vllm_cli.arguments import FrontendArgs, validate_parsed_serve_args
 from deployments.engine.arguments import USAGE, check_model, frontend_args, is_pooling
+from deployments.engine.stat_logger import stat_logger
 from deployments.engine.vllm_messages import EngineCoreReadyResponse
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_requests
@@ -42,14 +44,26 @@ from migration.protocol.request import IngressId
 class VllmFrontend:
     """vLLM's application over the ingress's streams; `app` serves it."""
 
-    def __init__(self, application: FastAPI, client: ClusterLLM, patience_s: float) -> None:
+    def __init__(
+        self, application: FastAPI, client: ClusterLLM, patience_s: float, registry: CollectorRegistry
+    ) -> None:
+        """`registry` has the metrics of vLLM's client."""
         self._application = application
         self._client = client
         self._patience_s = patience_s
+        self._registry = registry
 
     @classmethod
-    async def start(cls, config: IngressConfig, model: ModelConfig, streams: Streams, ingress: IngressId) -> Self:
-        """Make the application of a model. That of a pooling model waits for a replica, which knows the model's tasks.
+    async def start(
+        cls,
+        config: IngressConfig,
+        model: ModelConfig,
+        streams: Streams,
+        ingress: IngressId,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """Make the application of a model. That of a pooling model waits for a replica, which knows the model's tasks;
+        `waiting` is called before it does.
 
         Raises:
             ValueError, TypeError: an argument of vLLM has an invalid value.
@@ -57,11 +71,17 @@ class VllmFrontend:
         args, vllm_config = serve_args(config, model)
         bound_images(config.max_image_pixels)
         # A pooling model's tasks are those of its layers, which only engines have.
-        tasks = await streams.tasks() if is_pooling(vllm_config) else GENERATION
+        tasks: Sequence[str] = GENERATION
+        if is_pooling(vllm_config):
+            waiting()
+            tasks = await streams.tasks()
         ready, classes = ready_response(vllm_config), config.service_classes
         namer = prompt_namer(vllm_config)
         core = ClusterCore(streams, ingress, ready, config.max_media_bytes, tasks=tasks, classes=classes, namer=namer)
-        client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
+        registry = CollectorRegistry()
+        client = ClusterLLM.from_vllm_config(
+            vllm_config, usage_context=USAGE, client_addresses=core.addresses, stat_loggers=[stat_logger(registry)]
+        )
         client.core = core
         core.on_loss = client.lose
         client.max_prompt_tokens = config.max_prompt_tokens
@@ -76,7 +96,7 @@ class VllmFrontend:
         await init_app_state(client, application.state, args, tasks)
         # vLLM's handlers of errors would stop their own server here (`check_health` does so).
         application.state.server = Namespace(should_exit=False)
-        return cls(application, client, config.no_replica_timeout_s)
+        return cls(application, client, config.no_replica_timeout_s, registry)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application. While no replica is running, a request waits for one, up to `no_replica_timeout_s`."""
@@ -148,8 +168,8 @@ class VllmFrontend:
         return text
 
     async def metrics(self, replica: str) -> Sequence[Family]:
-        """vLLM's metrics of whole requests, labelled with `replica`."""
-        return expose_requests(replica)
+        """vLLM's metrics of the model's whole requests, labelled with `replica`."""
+        return expose_requests(replica, self._registry)
 
     def check_health(self) -> None:
         """Raises RuntimeError once vLLM's application can answer no more requests."""

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from app.frontend.guard.bodies import BodyLimits, check_body
 from app.frontend.guard.layers import body_limits, read_session, vllm_environment
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.config import IngressConfig, ModelConfig
-from app.ingress.errors import ApiError
+from app.ingress.errors import RETRY_S, ApiError
 from app.ingress.http.openapi import document
 from app.ingress.http.orders import CopyPrompt, MatchOrder, PromptOrder
 from app.ingress.streams.placing import NO_CONTENT, PromptContent
@@ -31,6 +32,8 @@ from policies.precedence import DEFAULT_CLASS, Precedence
 
 if TYPE_CHECKING:
     from app.frontend.app import VllmFrontend
+
+log = logging.getLogger("ray.serve")
 
 ENVIRONMENT = {
     # vLLM would close all existing handlers, among them that of Serve's log.
@@ -52,6 +55,10 @@ ENVIRONMENT = {
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
 
 
+_ANY_CONTEXT = 1 << 31
+"""The context of a model whose application has not started, which then judges prompts itself."""
+
+
 class VllmApi:
     """The API of a model, of an ingress process. `start` makes vLLM's application, on the running event loop."""
 
@@ -61,6 +68,8 @@ class VllmApi:
         self._config = config
         self._model = model
         self._frontend: VllmFrontend | None = None
+        self._starting: asyncio.Task[None] | None = None
+        """The start of an application that waits for a replica."""
         self._adapters: tuple[Adapter, ...] = model.adapters
 
     @property
@@ -71,23 +80,45 @@ class VllmApi:
     @property
     def limits(self) -> BodyLimits:
         """The limits of the model's calls."""
-        return body_limits(self._config, self._started().max_context)
+        context = self._frontend.max_context if self._frontend is not None else _ANY_CONTEXT
+        return body_limits(self._config, context)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """vLLM's application, as an ASGI application."""
+        """vLLM's application, as an ASGI application. While it starts, requests wait up to `no_replica_timeout_s`.
+
+        Raises:
+            ApiError: 503, it has not started.
+        """
+        if self._frontend is None and self._starting is not None and scope["method"] == "POST":
+            await asyncio.wait({self._starting}, timeout=self._config.no_replica_timeout_s)
         await self._started().app(scope, receive, send)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included; empty before the start."""
         return self._frontend.decode(tokens) if self._frontend is not None else ""
 
-    async def start(self, streams: Streams, ingress: IngressId) -> None:
-        """Make the application over the ingress's streams, once."""
+    async def begin(self, streams: Streams, ingress: IngressId) -> None:
+        """As `start`, but an application that needs a replica is made once one runs, and nobody waits for it."""
+        waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        starting = asyncio.create_task(self.start(streams, ingress, lambda: waits.set_result(None)))
+        await asyncio.wait({starting, waits}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+        else:
+            self._starting = starting
+            starting.add_done_callback(self._log_failure)
+
+    def _log_failure(self, starting: asyncio.Task[None]) -> None:
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            log.error("the application of the model %s could not start", self._model.model_id, exc_info=error)
+
+    async def start(self, streams: Streams, ingress: IngressId, waiting: Callable[[], None] = lambda: None) -> None:
+        """Make the application over the ingress's streams, once. `waiting` is called if it waits for a replica."""
         from vllm.envs import enable_envs_cache
 
         from app.frontend.app import VllmFrontend
 
-        frontend = self._frontend = await VllmFrontend.start(self._config, self._model, streams, ingress)
+        frontend = self._frontend = await VllmFrontend.start(self._config, self._model, streams, ingress, waiting)
         if self._adapters:
             frontend.serve_adapters(self._adapters)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
@@ -149,7 +180,8 @@ class VllmApi:
     def _started(self) -> "VllmFrontend":
         """The frontend. Raises ApiError 503 before the start."""
         if self._frontend is None:
-            raise ApiError(503, "the ingress is starting", code="unavailable")
+            reason = "the ingress is starting" if self._starting is None else "no replica of the model has run yet"
+            raise ApiError(503, reason, code="unavailable", retry_after_s=RETRY_S)
         return self._frontend
 
     async def _request(self, order: PromptOrder, frontend: "VllmFrontend") -> CoreRequest:
@@ -198,6 +230,8 @@ class VllmApi:
 
     async def close(self) -> None:
         """End what is left once the server has ended."""
+        if self._starting is not None:
+            self._starting.cancel()
         if self._frontend is not None:
             await self._frontend.close()
 

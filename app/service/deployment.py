@@ -43,7 +43,7 @@ from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi, describe_routes
 from app.service.merging import merge_migrations, merge_states
-from app.service.models import ServedModel
+from app.service.models import IngressModel
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
@@ -52,6 +52,7 @@ from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
 from deployments.metrics.exposition import Family, join_families
+from deployments.metrics.vllm import expose_requests
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
@@ -105,7 +106,8 @@ class IngressBackend:
         self.orders = EngineOrders([(replicas, membership) for _, replicas, membership in pools])
         self.nodes = NodeOrders(RayNodes(), self.state)
         chooser = ClassChooser(config.service_classes, config.service_tiers)
-        self.gate = Gate(keys, config.max_requests, chooser=chooser)
+        ids = [model.id for model in self.models]
+        self.gate = Gate(keys, config.max_requests, chooser=chooser, models=ids)
         self.draining = Draining(lambda: self.gate.running + self.taken.count)
         model = self.models[0]
         self.taken = TakenRequests(model.streams, self.id, model.api.content, config.service_classes)
@@ -122,7 +124,7 @@ class IngressBackend:
         self._document = b""
         self._refresher = asyncio.create_task(repeat(self._refresh, config.refresh_s))
 
-    def _serve_model(self, model: ModelConfig, pool: PoolId) -> ServedModel:
+    def _serve_model(self, model: ModelConfig, pool: PoolId) -> IngressModel:
         """A model, on the replicas of its pool."""
         config, app, api = self._config, self.application, VllmApi(self._config, model)
         membership = ServeMembership(pool, app, f"ingress-{pool}-{self.id}", lambda found: self._changed(model, found))
@@ -148,7 +150,7 @@ class IngressBackend:
         )
         deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
         orders = EngineOrders([(replicas, membership)])
-        return ServedModel(model, pool, api, replicas, membership, placer, streams, orders, adapters, deadlines)
+        return IngressModel(model, pool, api, replicas, membership, placer, streams, orders, adapters, deadlines)
 
     def _decode(self, model: str, tokens: Sequence[int]) -> str:
         """The text of tokens of the model with that id."""
@@ -173,7 +175,8 @@ class IngressBackend:
     async def start(self) -> ASGIApp:
         """Make the applications of all models; they are served behind one guard."""
         for model in self.models:
-            await model.api.start(model.streams, self.id)
+            start = model.api.start if len(self.models) == 1 else model.api.begin
+            await start(model.streams, self.id)
         return guarded(self.guarded, self.gate, self.telemetry, self.settings)
 
     async def _refresh(self) -> None:
@@ -189,7 +192,7 @@ class IngressBackend:
         if not self.progress.ended:
             await self._lower_initial()
 
-    def _report_latencies(self, model: ServedModel) -> None:
+    def _report_latencies(self, model: IngressModel) -> None:
         counts = self.telemetry.class_counts(model.id)
         self._scheduler.notify(lambda scheduler: scheduler.latencies(model.pool, self.id, counts))
 
@@ -226,6 +229,8 @@ class IngressBackend:
     async def own_metrics(self) -> Sequence[Family]:
         """The metrics of this ingress."""
         own = [await model.api.metrics(self.id) for model in self.models]
+        if len(self.models) == 1:  # vLLM counts the calls of tool parsers, of all its applications, as one model's.
+            own.append(expose_requests(self.id))
         return (*self.telemetry.expose(self.id), *join_families(own))
 
     async def metrics(self, scope: MetricsScope) -> bytes:

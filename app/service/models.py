@@ -18,7 +18,7 @@ from policies.model import PoolId
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class IngressModel:
     """Implements `GuardedModel`. `orders` go to the replicas of the pool alone."""
 
     config: ModelConfig

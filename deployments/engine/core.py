@@ -14,10 +14,10 @@ import zmq.asyncio
 from vllm.config import VllmConfig
 from vllm.v1.engine.core_client import AsyncMPClient, _process_utility_output
 from vllm.v1.executor import Executor
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
+from deployments.engine.stat_logger import PrometheusStatLogger
 from deployments.engine.vllm_messages import (
     EngineCoreEventType,
     EngineCoreOutput,

@@ -1,6 +1,7 @@
 """vLLM's metrics of a process: engines expose those of their work, ingresses those of whole requests."""
 
 from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
 
 from deployments.metrics.exposition import Family, expose
 
@@ -24,13 +25,13 @@ def expose_engine(replica: str) -> tuple[Family, ...]:
     return tuple(family for family in _expose(replica) if not of_requests(family.name))
 
 
-def expose_requests(replica: str) -> tuple[Family, ...]:
+def expose_requests(replica: str, registry: Collector = REGISTRY) -> tuple[Family, ...]:
     """The metrics of whole requests, and those that only a frontend has, labelled with `replica`."""
-    return tuple(family for family in _expose(replica) if of_requests(family.name))
+    return tuple(family for family in _expose(replica, registry) if of_requests(family.name))
 
 
-def _expose(replica: str) -> tuple[Family, ...]:
-    return expose(REGISTRY, {"replica": replica}, "vllm:")
+def _expose(replica: str, registry: Collector = REGISTRY) -> tuple[Family, ...]:
+    return expose(registry, {"replica": replica}, "vllm:")
 
 
 def of_requests(family: str) -> bool:

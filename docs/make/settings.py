@@ -1,5 +1,6 @@
 """docs/configuration.md from the settings: every name, type, default and description."""
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -11,7 +12,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import Strict
 from pydantic.fields import FieldInfo
 
-from app.settings import Settings
+from app.settings import ModelSections, Settings
 from deployments.config import SchedulerSettings, SettingsSection
 from policies.rules.registry import POLICIES
 
@@ -36,9 +37,8 @@ write `port: null`, set `proxy_location` to `HeadOnly` or `EveryNode`, and set a
 Entries under `deployments:` for Mell's own deployments are refused, since Serve replaces parts of them as a whole: the
 bounds with the scheduler's part in scaling, the resources with the environment. Every one has a setting below in its
 place, which the message names, and `mell bounds` changes the number of replicas at run time
-([operations.md](operations.md#bounds-on-the-number-of-replicas)). Ray Serve LLM's `llm_configs` may stand in the place
-of `model_loading_config`, `engine_kwargs`, `accelerator_type` and `deployment_config`
-([coming-from.md](coming-from.md#from-rayservellm)).
+([operations.md](operations.md#bounds-on-the-number-of-replicas)). [`llm_configs`](#llm_configs), with Ray Serve LLM's
+name and members ([coming-from.md](coming-from.md#from-rayservellm)), stands in the place of the sections of a model.
 
 `mell doctor --config FILE` makes all checks of a start, with a Serve file or with Kubernetes manifests that have a
 RayService ([cli.md](cli.md#mell-doctor)).
@@ -106,11 +106,13 @@ def sections(kind: type[SettingsSection] = Settings, path: str = "") -> Iterator
     for name, field in kind.model_fields.items():
         if part := _as_section(field):
             yield from sections(part, _path(path, name, field))
+        elif models := _as_models(field):
+            yield name, models
 
 
 def _section(path: str, kind: type[SettingsSection]) -> str:
     """A heading, the section's docstring, and a table of its settings."""
-    lines = [f"## `{path or 'args'}`", "", (kind.__doc__ or "").strip(), ""]
+    lines = [f"## `{path or 'args'}`", "", inspect.cleandoc(kind.__doc__ or ""), ""]
     if kind is SchedulerSettings:
         lines += [f"Policies: {', '.join(f'`{name}`' for name in POLICIES)}.", ""]
     lines += ["| Setting | Type | Default | Description |", "|---|---|---|---|"]
@@ -121,10 +123,19 @@ def _section(path: str, kind: type[SettingsSection]) -> str:
 def _row(path: str, name: str, field: FieldInfo) -> str:
     if _as_section(field):
         kind, default = ("mapping to sections", "`{}`") if _is_mapping(field) else ("section", "")
-        link = f"[`{path}`](#{path.replace('.', '').lower()})"
-        return f"| `{name}` | {kind} {link} | {default} | {field.description} |"
+        return f"| `{name}` | {kind} {_link(_OF_MODELS.get(path, path))} | {default} | {field.description} |"
+    if _as_models(field):
+        return f"| `{name}` | list of {_link(path)} | `[]` | {field.description} |"
     default = json.dumps(field.get_default(call_default_factory=True, validated_data={}))
     return f"| `{name}` | {_type(field.annotation)}{_bounds(field.metadata)} | `{default}` | {field.description} |"
+
+
+_OF_MODELS = {f"llm_configs.{name}": name for name in ModelSections.model_fields} | {"llm_configs.slo": "scheduler.slo"}
+"""The sections that a model in a list has in common with a sole one, by their paths."""
+
+
+def _link(path: str) -> str:
+    return f"[`{path}`](#{path.replace('.', '').lower()})"
 
 
 def _path(path: str, name: str, field: FieldInfo) -> str:
@@ -139,6 +150,12 @@ def _is_mapping(field: FieldInfo) -> bool:
 def _as_section(field: FieldInfo) -> type[SettingsSection] | None:
     """The section of a setting, or of each value of a mapping; None for another setting."""
     kind = get_args(field.annotation)[1] if _is_mapping(field) else field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, SettingsSection) else None
+
+
+def _as_models(field: FieldInfo) -> type[SettingsSection] | None:
+    """The section of each element of a list; None for another setting."""
+    kind = get_args(field.annotation)[0] if get_origin(field.annotation) is list else None
     return kind if isinstance(kind, type) and issubclass(kind, SettingsSection) else None
 
 

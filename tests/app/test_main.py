@@ -254,7 +254,7 @@ def in_serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ({"ingress": {"port": None}}, {}, "ingress.port is null, and Serve has no proxy"),
         ({"model_loading_config": {"model_source": "/none"}}, {}, "model_source: there is no /none on this machine"),
         ({"accelerator_type": "H100"}, {}, "accelerator_type is H100, but the cluster's GPUs are A100"),
-        ({"llm_configs": []}, {}, "llm_configs: write a list with one model"),
+        ({"llm_configs": []}, {}, "llm_configs: write a list of models"),
     ],
 )
 def test_what_does_not_fit_around_the_settings_is_refused(

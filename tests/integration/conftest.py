@@ -55,6 +55,7 @@ TURNS = {
     "updating": 2,
     "split": 2,
     "encoder_run": 3,
+    "two_models_run": 3,
     "without_copies": 4,
     "to_its_end": 6,
     "disaggregated": 4,

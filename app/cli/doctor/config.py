@@ -9,7 +9,7 @@ import pydantic
 from app.compatibility.contract import lost_here, refused
 from app.configuration.documents import DocumentError, ServeConfig, read_documents, serve_configs
 from app.configuration.files import missing_files
-from app.configuration.ray_llm import LlmConfigsRefused, as_settings
+from app.configuration.ray_llm import LlmConfigsRefused, as_settings, has_model
 from app.configuration.surroundings import refused_entries, refused_whole
 from app.settings import ACCELERATOR, Settings, check_installed, check_nodes, describe_errors, has_gpu_build
 
@@ -40,7 +40,7 @@ def _in_config(config: ServeConfig, gpus: Sequence[str], notes: list[str]) -> It
     except LlmConfigsRefused as error:
         yield from error.lines
         made = error.accepted
-        if "model_loading_config" not in made.settings:
+        if not has_model(made.settings):
             return
     try:
         settings = Settings.model_validate(made.settings)

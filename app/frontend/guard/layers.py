@@ -28,9 +28,9 @@ from app.frontend.calls import CURRENT, ApiCall
 from app.frontend.guard.bodies import MAX_STOPS, BodyLimits, check_members, decode_body
 from app.frontend.guard.dialects import ApplicationErrors, Dialect, DialectErrors
 from app.frontend.guard.media import MAX_FETCHED_MIB, NO_DOMAIN, MediaGate
-from app.frontend.guard.models import GuardedModel, GuardedModels
-from app.frontend.guard.routes import OPEN_ROUTES, OpenRoute, dialect_of, why_closed
-from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
+from app.frontend.guard.models import GuardedModel, GuardedModels, list_models
+from app.frontend.guard.routes import MODELS, OPEN_ROUTES, OpenRoute, dialect_of, why_closed
+from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted, may_use
 from app.ingress.access.classes import HEADER
 from app.ingress.asgi import TrackedSend, read_body, read_label
 from app.ingress.config import Tenancy
@@ -126,8 +126,13 @@ class KeyLayer:
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on. Raises ApiError 401."""
-        self._gate.authenticate(self._dialect.key(Headers(scope=scope)))
+        """Pass the call on. Raises ApiError 401, and as `GuardedModels.called`."""
+        key = self._gate.authenticate(self._dialect.key(Headers(scope=scope)))
+        if scope["path"] == MODELS and len(self._models.all) > 1:
+            allowed = key.models if key is not None else ()
+            shown = [model for model in self._models.all if may_use(allowed, model.id)]
+            await JSONResponse(await list_models(shown, _to_vllm(scope)))(scope, receive, send)
+            return
         model = self._models.called(QueryParams(scope["query_string"]).get("model"))
         await model.app(_to_vllm(scope), _replayed(b"", receive), send)
 
@@ -154,7 +159,7 @@ class BodyGuard:
         members = decode_body(content)
         through = admitted(scope)
         model = self._models.called(members.get("model"))
-        through.observer.model = model.id
+        through.name_model(model.id)
         body = check_members(members, content, self._route, model.limits)
         through.assign(Headers(scope=scope).get(HEADER), body.service_tier, model.deadlines)
         through.admission.charge(body.max_tokens)

@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from starlette.types import ASGIApp
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
 
 from app.frontend.guard.bodies import BodyLimits
 from app.ingress.access.admission import FirstTokenDeadlines
@@ -71,13 +72,44 @@ class GuardedModels(Generic[Model]):
         if name is None:
             if len(self.all) == 1:
                 return self.all[0]
-            names = ", ".join(sorted(name for model in self.all for name in model.names))
-            raise ApiError(400, f"{param}: name one of the models {names}", param=param, code="missing_model")
+            message = f"{param}: name one of the models {', '.join(self._names)}"
+            raise ApiError(400, message, param=param, code="missing_model")
         if not isinstance(name, str):
             raise ApiError(400, f"{param}: must be a text", param=param, code="invalid_value")
         for model in self.all:
             if name in model.names:
                 return model
         # As vLLM answers it.
-        shown = {"type": "NotFoundError", "code": 404}
-        raise ApiError(404, f"The model `{name}` does not exist.", param=param, details=shown)
+        message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self._names)}."
+        raise ApiError(404, message, param=param, details={"type": "NotFoundError", "code": 404})
+
+    @property
+    def _names(self) -> list[str]:
+        return sorted(name for model in self.all for name in model.names)
+
+
+async def list_models(models: Sequence[GuardedModel], scope: Scope) -> dict[str, Any]:
+    """The body of `/v1/models` of all these models: their entries, in the order of the settings.
+
+    A model whose application has not started yet has none.
+    """
+    listed = [await _list(model.app, scope) for model in models]
+    return {"object": "list", "data": [entry for entries in listed for entry in entries]}
+
+
+async def _list(app: ASGIApp, scope: Scope) -> list[Any]:
+    body = b""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal body
+        body += message.get("body", b"")
+
+    try:
+        await app(scope, receive, send)
+    except ApiError:
+        return []
+    entries: list[Any] = msgspec.json.decode(body)["data"]
+    return entries

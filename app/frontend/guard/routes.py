@@ -41,10 +41,12 @@ class OpenRoute:
         return "POST" if self.endpoint is not None else "GET"
 
 
+MODELS = "/v1/models"
+
 OPEN_ROUTES = {
     route.path: route
     for route in (
-        OpenRoute("/v1/models", None),
+        OpenRoute(MODELS, None),
         OpenRoute("/v1/completions", "completions", RouteTask.GENERATE),
         OpenRoute("/v1/chat/completions", "chat", RouteTask.GENERATE),
         OpenRoute("/v1/chat/completions/batch", "chat", RouteTask.GENERATE, inputs="messages"),

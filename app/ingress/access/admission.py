@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.classes import ONE_CLASS, ClassChooser
-from app.ingress.access.keys import ApiKey, InvalidKeys, KeyFile, check_classes, find
+from app.ingress.access.keys import ApiKey, InvalidKeys, KeyFile, check_classes, check_models, find
 from app.ingress.access.limits import Exceeded, Meter
 from app.ingress.access.seats import Seats
 from app.ingress.asgi import TrackedSend, within
@@ -59,10 +59,13 @@ class Gate:
         max_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         chooser: ClassChooser = ONE_CLASS,
+        models: Collection[str] = (),
     ) -> None:
+        """`models` are the ids of all models, which a reloaded key may list."""
         self._clock = clock
         self._chooser = chooser
-        self._seats = Seats(max_requests, chooser.classes.ranks)
+        self._models = models
+        self._seats = Seats(max_requests, chooser.classes.ranks, max(1, len(models)))
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
         self.replace_keys(keys)
@@ -84,6 +87,7 @@ class Gate:
         try:
             keys = file.changed()
             check_classes(keys or (), self._chooser.classes.names, file.path)
+            check_models(keys or (), self._models, file.path)
         except InvalidKeys as error:
             log.error("the API keys remain unchanged: %s", error)
             return
@@ -134,7 +138,9 @@ class Admission:
         """The name of the client's key."""
         self.service_class = DEFAULT_CLASS
         """The class of the request, once it is assigned to one."""
+        self._model = ""
         self._allowed = key.classes if key is not None else ()
+        self._models = key.models if key is not None else ()
         self._meter = meter
         self._seats = seats
         self._rank: int | None = None
@@ -143,6 +149,13 @@ class Admission:
         self._charged = 0
         self.used = 0
         """Tokens that the request has used; the final charge to its key."""
+
+    def name_model(self, model: str) -> None:
+        """The request names the model with this id. Raises ApiError 403 if its key may not use it."""
+        if not may_use(self._models, model):
+            message = f"model: this API key may not use {model!r}, only {', '.join(self._models)}"
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+        self._model = model
 
     def assign(self, header: str | None, tier: Any, deadlines: FirstTokenDeadlines = NO_DEADLINES) -> None:
         """Assign the request to its class, by the values of `classes.HEADER` and `classes.MEMBER`.
@@ -156,8 +169,8 @@ class Admission:
         self.service_class = self._chooser.choose(header, tier, self._allowed)
         deadlines.check(self.service_class)
         rank = self._chooser.classes.rank(self.service_class)
-        if not self._seats.assign(rank):
-            raise _saturated(f"{self._seats.taken} requests are running, too many for this class; try again")
+        if not self._seats.assign(rank, self._model):
+            raise _saturated(f"{self._seats.taken} requests are running, too many for this class or model; try again")
         self._rank = rank
 
     def charge(self, tokens: int) -> None:
@@ -172,7 +185,12 @@ class Admission:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._meter.settle(self._charged, self.used, self._clock())
         self._meter.end()
-        self._seats.leave(self._rank)
+        self._seats.leave(self._rank, self._model)
+
+
+def may_use(allowed: Collection[str], model: str) -> bool:
+    """True if a key that lists these models, none: all, may use the one with this id."""
+    return not allowed or model in allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +200,11 @@ class AdmittedCall:
     admission: Admission
     observer: RequestObserver
     sent: TrackedSend
+
+    def name_model(self, model: str) -> None:
+        """See `Admission.name_model`."""
+        self.observer.model = model
+        self.admission.name_model(model)
 
     def assign(self, header: str | None, tier: Any, deadlines: FirstTokenDeadlines) -> None:
         """See `Admission.assign`."""

@@ -35,13 +35,14 @@ class ApiKey:
     Keys of one name are keys of one client, as while a key is replaced: they have its limits together.
 
     `classes` are the service classes that its requests may have, none: all of them. The first is that of requests that
-    name no class.
+    name no class. `models` are the ids of the models that they may name, none: all of them.
     """
 
     name: str
     sha256: str
     limits: KeyLimits = field(default_factory=KeyLimits)
     classes: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 class _Entry(BaseModel):
@@ -53,19 +54,21 @@ class _Entry(BaseModel):
     tokens_per_minute: int | None = Field(None, ge=1)
     concurrent_requests: int | None = Field(None, ge=1)
     classes: list[str] | None = Field(None, min_length=1)
+    models: list[str] | None = Field(None, min_length=1)
 
     def key(self) -> ApiKey:
         limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
-        return ApiKey(self.name, self.sha256, limits, tuple(self.classes or ()))
+        return ApiKey(self.name, self.sha256, limits, tuple(self.classes or ()), tuple(self.models or ()))
 
 
-_SHARED = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "classes")
+_SHARED = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "classes", "models")
 """The members that all keys of one name have in common."""
 _ENTRIES = TypeAdapter(list[_Entry])
 _EXPECTED = {
     "name": "1 to 64 of A-Za-z0-9._-, in quotes if it looks like a number",
     "sha256": f"64 hexadecimal digits, in lower case; {_MADE_BY}",
     "classes": "a list with the name of a service class, or leave it out",
+    "models": "a list with the model_id of a model, or leave it out",
 }
 
 
@@ -95,6 +98,13 @@ def check_classes(keys: Iterable[ApiKey], known: Collection[str], where: str) ->
     for number, key in enumerate(keys, 1):
         if others := [name for name in key.classes if name not in known]:
             raise InvalidKeys(f"{where}: key {number} lists {others[0]!r}; the classes are {', '.join(known)}")
+
+
+def check_models(keys: Iterable[ApiKey], known: Collection[str], where: str) -> None:
+    """Raise InvalidKeys if a key lists a model that is not `known`. `where` names the list in errors."""
+    for number, key in enumerate(keys, 1):
+        if others := [name for name in key.models if name not in known]:
+            raise InvalidKeys(f"{where}: key {number} lists {others[0]!r}; the models are {', '.join(known)}")
 
 
 def _explain(first: Any) -> str:

@@ -4,7 +4,10 @@ With several ranks, a rank may use all seats but a tenth for each higher rank, a
 ranks are refused, higher ones still find seats. A hundredth of the seats, at least one, belongs to each rank alone: no
 rank is refused while it has fewer requests, however many of other ranks there are.
 
-Pure calculations: a request takes a seat, is assigned to its rank once its body is read, and leaves.
+With several models, a model may use all seats but a tenth for each other one, and at least half of them: one whose
+replicas are away, or that is flooded, leaves the others theirs.
+
+Pure calculations: a request takes a seat, is assigned to its rank and model once its body is read, and leaves.
 """
 
 from collections import Counter
@@ -12,13 +15,15 @@ from collections.abc import Iterable
 
 
 class Seats:
-    """`most` seats (None: any number) for requests of these `ranks`."""
+    """`most` seats (None: any number) for requests of these `ranks`, and of a number of `models`."""
 
-    def __init__(self, most: int | None, ranks: Iterable[int]) -> None:
+    def __init__(self, most: int | None, ranks: Iterable[int], models: int = 1) -> None:
         self._most = most
+        self._models = models
         self._ranks = sorted(set(ranks))
         self._unassigned = 0
         self._taken: Counter[int] = Counter()
+        self._of_models: Counter[str] = Counter()
 
     @property
     def taken(self) -> int:
@@ -32,20 +37,32 @@ class Seats:
         self._unassigned += 1
         return True
 
-    def assign(self, rank: int) -> bool:
-        """Assign a request, which has a seat, to its rank. Returns False, and changes nothing, if that is refused."""
-        if not self._has_room(rank):
+    def assign(self, rank: int, model: str = "") -> bool:
+        """Assign a request, which has a seat, to its rank and model.
+
+        Returns False, and changes nothing, if that is refused.
+        """
+        if not self._has_room(rank) or not self._has_model_room(model):
             return False
         self._unassigned -= 1
         self._taken[rank] += 1
+        self._of_models[model] += 1
         return True
 
-    def leave(self, rank: int | None) -> None:
-        """Free the seat of a request of that rank; None: it was assigned to no rank."""
+    def leave(self, rank: int | None, model: str = "") -> None:
+        """Free the seat of a request of that rank and model; None: it was assigned to no rank."""
         if rank is None:
             self._unassigned -= 1
         else:
             self._taken[rank] -= 1
+            self._of_models[model] -= 1
+
+    def _has_model_room(self, model: str) -> bool:
+        """True if the model may have one more request."""
+        if self._most is None or self._models == 1:
+            return True
+        kept = (self._models - 1) * max(1, self._most // 10)
+        return self._of_models[model] < max(self._most - kept, -(-self._most // 2))
 
     def _has_room(self, rank: int) -> bool:
         """True if the rank may have one more request.

@@ -136,7 +136,8 @@ CORE = LostPart(ContractPart("Engine", (), (), None, None), (Fact(("vllm.d",), "
 def test_settings_that_ask_for_a_lost_part_are_refused(
     dram_gib: float, kwargs: dict[str, object], paths: list[str]
 ) -> None:
-    settings = SimpleNamespace(cache=SimpleNamespace(dram_gib=dram_gib), engine_kwargs=kwargs)
+    model = SimpleNamespace(cache=SimpleNamespace(dram_gib=dram_gib), engine_kwargs=kwargs)
+    settings = SimpleNamespace(models=[model])
     lines = refused([TIER, LORA, MOVES], settings)
     assert [line.partition(":")[0] for line in lines] == paths
     (needed,) = refused([CORE], settings)

@@ -124,7 +124,6 @@ def test_a_member_without_effect_has_a_note(members: dict[str, Any], note: str) 
     ("args", "line"),
     [
         ({"llm_configs": {}}, "llm_configs: write a list"),
-        ({"llm_configs": [entry(), entry()]}, "llm_configs: there are 2 models"),
         ({"llm_configs": [1]}, "llm_configs.0: write a mapping"),
         ({"llm_configs": [entry(modle=1)]}, "modle: Ray Serve LLM has no such member"),
         ({"llm_configs": [{}]}, "model_loading_config.model_id: write"),
@@ -193,3 +192,79 @@ def test_every_member_of_rays_classes_is_known() -> None:
     package = "ray", "llm/_internal/serve/core"
     assert members_of(*package, "configs/llm_config.py", "LLMConfig") == ray_llm.OF_ENTRY
     assert members_of(*package, "ingress/builder.py", "LLMServingArgs") == ray_llm.OF_SERVING_ARGS
+
+
+def several(*entries: dict[str, Any], **beside: Any) -> dict[str, Any]:
+    """The settings of several entries; they are valid."""
+    made = as_settings({"llm_configs": list(entries), **beside}, False).settings
+    Settings.model_validate(made)
+    return made
+
+
+CODE = {"model_id": "code", "model_source": "org/code-7b"}
+
+
+def test_several_entries_stay_entries() -> None:
+    made = several(
+        entry(engine_kwargs={"max_model_len": 64, "response_role": "a"}, slo={"ttft_p99_s": 2.0}),
+        {
+            "model_loading_config": CODE,
+            "cache": {"audit_s": 5.0},
+            "frontend_kwargs": {"response_role": "b"},
+            "experimental_configs": {"num_ingress_replicas": 3},
+        },
+        scheduler={"mode": "observe"},
+    )
+    chat, code = made["llm_configs"]
+    assert (chat["model_loading_config"], chat["engine_kwargs"]) == (MODEL, {"max_model_len": 64})
+    assert (chat["frontend_kwargs"], chat["slo"]) == ({"response_role": "a"}, {"ttft_p99_s": 2.0})
+    assert (code["cache"], code["frontend_kwargs"]) == ({"audit_s": 5.0}, {"response_role": "b"})
+    assert made["ingress"] == {"port": None, "num_replicas": 3} and made["scheduler"] == {"mode": "observe"}
+    assert made.keys() == {"llm_configs", "ingress", "scheduler"}
+
+
+def test_what_mell_makes_of_several_entries_it_reads_again() -> None:
+    made = several(entry(accelerator_type="A10"), {"model_loading_config": CODE}, migration={"transport": "shared"})
+    assert as_settings(made, False).settings == made
+
+
+def test_mells_own_members_of_a_sole_entry_have_their_usual_places() -> None:
+    made = mapped({"slo": {"ttft_p99_s": 2.0}, "frontend_kwargs": {"response_role": "a"}, "cache": {"audit_s": 5.0}})
+    assert made["scheduler"] == {"slo": {"ttft_p99_s": 2.0}} and made["cache"] == {"audit_s": 5.0}
+    assert made["ingress"] == {"port": None, "frontend_kwargs": {"response_role": "a"}}
+
+
+def test_gpus_of_one_of_several_models_set_the_transport() -> None:
+    made = as_settings({"llm_configs": [entry(), {"model_loading_config": CODE, "accelerator_type": "L4"}]}, False)
+    assert made.settings["migration"] == {"transport": "cuda_ipc"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "beside", "lines"),
+    [
+        ([entry(), {"model_loading_config": CODE, "modle": 1}], {}, ["llm_configs.1.modle: Ray Serve LLM has no"]),
+        (
+            [entry(server_cls="a:B"), {"model_loading_config": CODE, "llm_engine": "SGLang"}],
+            {},
+            ["llm_configs.0.server_cls: ", "llm_configs.1.llm_engine: "],
+        ),
+        ([entry(), {}], {}, ["llm_configs.1.model_loading_config.model_id: write"]),
+        (
+            [entry(), {"model_loading_config": CODE}],
+            {"cache": {}, "engine_kwargs": {}},
+            ["cache: write it into llm_configs", "engine_kwargs: write it into llm_configs"],
+        ),
+    ],
+)
+def test_a_member_of_one_of_several_entries_is_refused(
+    entries: list[Any], beside: dict[str, Any], lines: list[str]
+) -> None:
+    with pytest.raises(LlmConfigsRefused) as refused:
+        as_settings({"llm_configs": entries, **beside}, False)
+    found = refused.value.lines
+    assert len(found) == len(lines) and all(one.startswith(line) for one, line in zip(found, lines, strict=True))
+
+
+def test_a_member_without_effect_has_a_note_with_its_entry() -> None:
+    made = as_settings({"llm_configs": [entry(), {"model_loading_config": CODE, "log_engine_metrics": True}]}, False)
+    assert [note.split(" ")[0] for note in made.notes] == ["llm_configs.1.log_engine_metrics"]

@@ -82,7 +82,7 @@ async def test_adapters_that_come_before_the_application_are_served(monkeypatch:
     api = made_api()
     served: list[list[Adapter]] = []
 
-    async def started(config: object, model: object, streams: object, ingress: object) -> Any:
+    async def started(*given: object) -> Any:
         return SimpleNamespace(app=None, max_context=8, serve_adapters=lambda adapters: served.append([*adapters]))
 
     monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
@@ -128,7 +128,7 @@ def body_text(body: dict[str, Any]) -> str:
 async def started_api(monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, VllmApi]:
     api, prompts = made_api(), Prompts()
 
-    async def started(config: object, model: object, streams: object, ingress: object) -> Any:
+    async def started(*given: object) -> Any:
         return prompts
 
     monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)

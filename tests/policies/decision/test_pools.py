@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
+from policies.cost.service import ServiceLevel
 from policies.decision import slices
 from policies.decision.deciding import SchedulerMemory, decide, decide_in_slices, place
 from policies.decision.limits import LiveLimits, Mode, Terms
@@ -93,3 +94,21 @@ def test_arrivals_are_placed_on_any_pool_while_another_is_observed_or_decides(
             pool.cluster.check_integrity()
         for pool_id in POOLS:
             made.memory.pool(pool_id).cluster.check_integrity()
+
+
+@FEW
+@given(st.sampled_from(sorted(POLICIES)), HISTORIES)
+def test_pools_with_terms_of_their_own_decide_by_them(name: str, both: tuple[list[Drawn], list[Drawn]]) -> None:
+    """The mode is common: that of a pool's own terms has no effect."""
+    common = Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0), mode=Mode.ACT)
+    own = {
+        POOLS[0]: replace(common, service=ServiceLevel(None, 0.5), mode=Mode.OFF),
+        POOLS[1]: replace(common, moves_at_once=1),
+    }
+    together = Scheduler(replace(common, pools=own))
+    alone = {pool: Scheduler(replace(terms, mode=Mode.ACT)) for pool, terms in own.items()}
+    for drawn in zip(*both, strict=False):
+        seen = {pool: together.report(pool, each) for pool, each in zip(POOLS, drawn, strict=True)}
+        plans = decide(together.memory, Observation(drawn[0].now, tuple(seen.values())))
+        for pool, report in seen.items():
+            assert decide(alone[pool].memory, Observation(drawn[0].now, (report,))) == {pool: plans[pool]}

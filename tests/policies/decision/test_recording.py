@@ -3,6 +3,7 @@
 import json
 
 from policies.cluster.changes import Arrival
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation
 from policies.decision.recording import Epoch, Ordered, PlacedCall, RoleOrdered, epoch_line, parse_recording, terms_line
@@ -49,3 +50,9 @@ def test_entries_of_a_recording_without_pools_belong_to_the_sole_pool() -> None:
         del entry["pool"]
     (unnamed,) = parse_recording([terms, json.dumps(line).encode()], "recorded")[1]
     assert unnamed.entries == entries(SOLE_POOL)
+
+
+def test_the_terms_of_pools_are_recorded() -> None:
+    own = Terms(service=ServiceLevel(2.0, None), prefill_replicas=1)
+    terms, _ = parse_recording([terms_line(Terms(pools={PoolId("Engine-chat"): own}))], "recorded")
+    assert terms.of(PoolId("Engine-chat")) == own and terms.of(PoolId("Engine-code")).service is None

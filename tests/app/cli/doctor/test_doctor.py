@@ -199,7 +199,10 @@ GOOD = "{proxy_location: Disabled, applications: [{name: mell, import_path: 'mel
             "args: model_loading_config.model_id",
         ),
         (GOOD.replace("mell:build_app", "ray.serve.llm:build_openai_app"), "import_path is ray.serve.llm"),
-        (GOOD.replace("engine: paced", "llm_configs: [{}, {}]"), "llm_configs: there are 2 models"),
+        (
+            GOOD.replace("engine: paced", "llm_configs: [{model_loading_config: {model_id: a/b}}, {}]"),
+            "llm_configs.1.model_loading_config.model_id",
+        ),
         (
             GOOD.replace("args: ", "deployments: [{name: Engine, num_replicas: 2}], args: "),
             "deployments, Engine.num_re",

@@ -94,3 +94,28 @@ def _would_seat(seats: Seats, rank: int) -> bool:
         return False
     seats.leave(rank)
     return True
+
+
+def of_model(seats: Seats, model: str) -> int:
+    """The number of requests of a model that find seats, one after the other."""
+    found = 0
+    while seats.take():
+        if not seats.assign(0, model):
+            seats.leave(None)
+            break
+        found += 1
+    return found
+
+
+@pytest.mark.parametrize(("models", "most"), [(1, 20), (2, 18), (3, 16), (9, 10)])
+def test_a_model_leaves_seats_for_each_other_one(models: int, most: int) -> None:
+    seats = Seats(20, (0,), models)
+    assert of_model(seats, "a") == most
+    assert of_model(seats, "b") == 20 - most
+    seats.leave(0, "a")
+    assert of_model(seats, "c") == 1
+
+
+def test_without_a_limit_models_have_all_seats() -> None:
+    seats = Seats(None, (0,), models=3)
+    assert all(seats.take() and seats.assign(0, "a") for _ in range(100))

@@ -1,0 +1,140 @@
+"""Two models in one application: each answers its own requests, whatever moves, and one does without the other."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from app.tinymodel import ensure_tiny_model
+from tests.integration.application import Answer, Application, Client, eventually, processes, prompt, total
+from tests.integration.conftest import BLOCKS, Stage, free_port
+from tests.integration.runs import COMMANDS, SERVE_RUN, Run, wait_until
+from tests.integration.two_models import ensure_other_model, is_of_other, is_of_tiny
+
+START_S = 480
+OURS = {"tiny": is_of_tiny, "other": is_of_other}
+OTHER = {"tiny": "other", "other": "tiny"}
+LENGTH, AT = 160, (8, 60)
+
+
+def _entry(name: str, source: Path) -> dict[str, Any]:
+    return {
+        "model_loading_config": {"model_id": name, "model_source": str(source)},
+        "engine_kwargs": {"max_model_len": 2048, "max_num_seqs": 16, "num_gpu_blocks_override": BLOCKS},
+        "deployment_config": {
+            "num_cpus": 0.1,
+            "health_check_timeout_s": 60.0,
+            "autoscaling_config": {"min_replicas": 2, "max_replicas": 2},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def two_models_run(stage: Stage) -> Iterator[Run]:
+    """Two replicas of either of two models, under `serve run`."""
+    stage.clear()
+    port = free_port()
+    args = {
+        "llm_configs": [_entry("tiny", ensure_tiny_model()), _entry("other", ensure_other_model())],
+        "ingress": {"port": port, "replica_silence_s": 4.0, "place_timeout_s": 10.0},
+        "scheduler": {"mode": "off", "epoch_s": 0.5},
+    }
+    application = {"name": "mell", "import_path": "mell:build_app", "route_prefix": "/", "args": args}
+    path = stage.folder / "models.yaml"
+    path.write_text(yaml.safe_dump({"proxy_location": "Disabled", "applications": [application]}))
+    started = Run([*COMMANDS[SERVE_RUN], str(path)], port, stage.folder)
+    try:
+        wait_until(started.healthy, START_S)
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def two_models(two_models_run: Run, stage: Stage) -> Application:
+    """Their application."""
+    return Application(two_models_run.url, faults=Path(), capacity=0, folder=stage.folder)
+
+
+def _ask(model: str, number: int) -> list[int]:
+    return prompt(24 + 8 * number, f"{model}/{number}")
+
+
+async def _moved(client: Client, model: str, number: int) -> Answer:
+    """A stream of a model that moves twice, to the model's other replica and back."""
+    answer, label = Answer(), f"{model}-{number}"
+    reading = asyncio.create_task(client.stream(answer, _ask(model, number), LENGTH, label, model=model))
+    for at in AT:
+        await answer.until(at)
+        assert not answer.done, answer.error
+        ordered = await client.move(label)
+        assert ordered.status_code == 202, ordered.text
+        record = await client.outcome(ordered.json()["id"])
+        assert (record["outcome"], record["pool"]) == ("committed", f"Engine-{model}"), record
+    await reading
+    return answer
+
+
+async def test_each_model_answers_its_own_requests_while_they_move(two_models: Application) -> None:
+    cases = [(model, number) for number in range(3) for model in OURS]
+    async with two_models.client() as client:
+        expected = [(await client.complete(_ask(*case), LENGTH, model=case[0]))[0] for case in cases]
+        answers = await asyncio.gather(*(_moved(client, *case) for case in cases))
+        assert [answer.text for answer in answers] == expected
+        for (model, _), answer in zip(cases, answers, strict=True):
+            assert OURS[model](answer.text) and not OURS[OTHER[model]](answer.text), answer.text
+        # The same prompt is another answer of the other model.
+        same = [(await client.complete(_ask("tiny", 0), LENGTH, model=model))[0] for model in OURS]
+        assert same[0] == expected[0] and same[0] != same[1] and is_of_other(same[1])
+        await client.idle()
+
+
+async def test_models_are_listed_and_others_do_not_exist(two_models: Application) -> None:
+    async with two_models.client() as client:
+        listed = (await client.http.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == ["tiny", "other"]
+        wrong = await client.http.post("/v1/completions", json={"model": "third", "prompt": "x"})
+        assert wrong.status_code == 404 and "`third` does not exist" in wrong.json()["error"]["message"]
+        missing = await client.http.post("/v1/completions", json={"prompt": "x"})
+        assert missing.status_code == 400 and "other, tiny" in missing.json()["error"]["message"]
+        state = await client.state()
+        assert [model["model"] for model in state["models"]] == ["tiny", "other"]
+        assert sorted(replica["model"] for replica in state["replicas"]) == ["other", "other", "tiny", "tiny"]
+        families = await client.metrics()
+        for model in OURS:
+            assert total(families, "mell_requests_total", model=model, outcome="length") > 0
+            assert total(families, "vllm:request_success_total", model_name=model) > 0
+            assert total(families, "vllm:generation_tokens_total", model_name=model) > 0
+
+
+def _replica_processes(model: str) -> list[psutil.Process]:
+    return processes(f"ServeReplica:mell:Engine-{model}")
+
+
+async def test_a_model_without_replicas_does_not_hold_up_the_other(two_models: Application) -> None:
+    """Its requests wait for a replica, and are answered by one; the other's are answered meanwhile."""
+    async with two_models.client() as client:
+        text, _ = await client.complete(_ask("other", 0), 32, model="other")
+        for process in _replica_processes("other"):
+            process.send_signal(signal.SIGKILL)
+        waiting = asyncio.create_task(client.complete(_ask("other", 0), 32, model="other"))
+        began = time.monotonic()
+        for number in range(10):
+            answer, _ = await client.complete(_ask("tiny", number), 16, model="tiny")
+            assert answer
+        took_s = time.monotonic() - began
+        assert not waiting.done(), "the killed replicas take longer to start than ten short answers"
+        assert (await client.http.get("/health")).status_code == 200
+        assert (await waiting)[0] == text
+        print(f"ten answers of the one model in {took_s:.1f} s, the other's after {time.monotonic() - began:.1f} s")
+
+        async def two_run() -> bool:
+            return [replica["model"] for replica in await client.running()].count("other") == 2
+
+        await eventually(two_run, START_S)
