@@ -304,6 +304,7 @@ def mode(
 def bounds(
     least: Annotated[int, typer.Argument(metavar="MIN", help="Minimum number of replicas.")],
     most: Annotated[int, typer.Argument(metavar="MAX", help="Maximum number of replicas.")],
+    model: Annotated[str | None, typer.Option(help="The model, if there are several.")] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     as_json: Json = False,
@@ -313,7 +314,7 @@ def bounds(
     They hold until Serve ends, or a configuration with other bounds is applied.
     """
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
-        orders.set_bounds(endpoint, terminal, least, most)
+        orders.set_bounds(endpoint, terminal, least, most, model)
 
 
 @app.command()
@@ -323,6 +324,7 @@ def level(
     ] = None,
     itl_p99: Annotated[float | None, typer.Option(metavar="MS", help="Longest time between tokens, in ms.")] = None,
     service_class: Annotated[str, typer.Option("--class", help="The service class.")] = DEFAULT_CLASS,
+    model: Annotated[str | None, typer.Option(help="The model, if there are several.")] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     as_json: Json = False,
@@ -332,7 +334,7 @@ def level(
     It holds until Serve ends, or a configuration with other levels is applied.
     """
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
-        orders.set_level(endpoint, terminal, service_class, ttft_p99, itl_p99)
+        orders.set_level(endpoint, terminal, service_class, ttft_p99, itl_p99, model)
 
 
 @cache.command()
@@ -464,9 +466,9 @@ def doctor(
         diagnose(endpoint, terminal, config)
 
 
-@app.command(context_settings=_REST)
+@app.command(context_settings=_REST | {"allow_interspersed_args": False})  # so that each `--` remains
 def serve(rest: Rest = None) -> None:
-    """Serve a model, by the flags of `vllm serve` (app.vllm_cli)."""
+    """Serve models, by the flags of `vllm serve` (app.vllm_cli)."""
     if rest in (["--help"], ["-h"]):
         print(short_help(), end="")
     else:

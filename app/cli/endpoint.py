@@ -98,13 +98,15 @@ class MellEndpoint:
         """Set the scheduler's mode; the answer."""
         return self._wait(self._mell.set_mode(mode), ordered=True)
 
-    def set_bounds(self, least: int, most: int) -> dict[str, Any]:
-        """Set the bounds on the number of replicas; the answer."""
-        return self._wait(self._mell.set_bounds(least, most), ordered=True)
+    def set_bounds(self, least: int, most: int, model: str | None) -> dict[str, Any]:
+        """Set the bounds on the number of a model's replicas; the answer."""
+        return self._wait(self._mell.set_bounds(least, most, model), ordered=True)
 
-    def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None) -> dict[str, Any]:
-        """Set the service level of a class; the answer."""
-        return self._wait(self._mell.set_level(service_class, ttft_p99_s, itl_p99_ms), ordered=True)
+    def set_level(
+        self, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None, model: str | None
+    ) -> dict[str, Any]:
+        """Set the service level of a class for a model; the answer."""
+        return self._wait(self._mell.set_level(service_class, ttft_p99_s, itl_p99_ms, model), ordered=True)
 
     def match(self, prompt: Mapping[str, Any]) -> tuple[MatchDocument, dict[str, Any]]:
         """`/mell/cache/match` for a body of it, as a value and as the document."""

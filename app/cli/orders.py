@@ -192,18 +192,23 @@ def set_role(endpoint: MellEndpoint, terminal: Terminal, replica: str, role: Rol
     terminal.write(answer)
 
 
-def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int) -> None:
-    """Set the bounds on the number of replicas."""
-    answer = endpoint.set_bounds(least, most)
+def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int, model: str | None) -> None:
+    """Set the bounds on the number of a model's replicas."""
+    answer = endpoint.set_bounds(least, most, model)
     terminal.show(f"at least {plural(least, 'replica')}, at most {most}")
     terminal.write(answer)
 
 
 def set_level(
-    endpoint: MellEndpoint, terminal: Terminal, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None
+    endpoint: MellEndpoint,
+    terminal: Terminal,
+    service_class: str,
+    ttft_p99_s: float | None,
+    itl_p99_ms: float | None,
+    model: str | None,
 ) -> None:
-    """Set the service level of a class."""
-    answer = endpoint.set_level(service_class, ttft_p99_s, itl_p99_ms)
+    """Set the service level of a class for a model."""
+    answer = endpoint.set_level(service_class, ttft_p99_s, itl_p99_ms, model)
     first = [] if ttft_p99_s is None else [f"first tokens within {ttft_p99_s:g} s"]
     others = [] if itl_p99_ms is None else [f"others within {itl_p99_ms:g} ms"]
     terminal.show(f"class {service_class}: {', '.join(first + others)}, for 99 %")

@@ -12,6 +12,7 @@ from app.cli.formatting import Bar, age, count, duration, plural, shown_mode, us
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
 from app.client.documents import (
+    ModelDocument,
     PrefillsDocument,
     Records,
     ReplicaDocument,
@@ -61,12 +62,10 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
     ]
     if state.dry_run:
         lines.append(Text(f"dry run: {state.dry_run}", "cyan"))
-    if state.service:
-        lines += service_lines(state.service)
-    if state.scaling:
-        lines.append(scaling_line(state.scaling))
-    if state.prefills:
-        lines.append(prefills_line(state.prefills))
+    lines += own_lines(state)
+    for model in state.models:
+        lines.append(model_line(model, state))
+        lines += [Text("  ").append_text(line) for line in own_lines(model)]
     if not state.as_of:
         lines.append(Text("no report from the scheduler yet", "yellow"))
     elif (old_s := now - state.as_of) > _STALE_S:
@@ -75,6 +74,26 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
         pairs = ", ".join(f"{source} → {target}" for source, target in state.resting)
         lines.append(Text(f"no moves after failures: {pairs}", "yellow"))
     return [*lines, Text()]
+
+
+def own_lines(model: StateDocument | ModelDocument) -> list[Text]:
+    """The service level of one model, and the reasons for its number of replicas."""
+    lines = service_lines(model.service) if model.service else []
+    if model.scaling:
+        lines.append(scaling_line(model.scaling))
+    if model.prefills:
+        lines.append(prefills_line(model.prefills))
+    return lines
+
+
+def model_line(model: ModelDocument, state: StateDocument) -> Text:
+    """One of several models, with its numbers of replicas and requests."""
+    running = [replica for replica in state.running if replica.model == model.model]
+    own = [replica for replica in state.replicas if replica.model == model.model]
+    requests = {request.id for replica in own for request in replica.requests}
+    wanted = "" if model.wanted is None else f" of {model.wanted} wanted"
+    numbers = f": {len(running)}{wanted} replicas running, {plural(len(requests), 'request')}"
+    return Text.assemble("model ", (model.model, "bold"), numbers)
 
 
 def service_lines(service: ServiceDocument) -> list[Text]:
@@ -168,12 +187,16 @@ def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
 
 
 def styled_state(replica: ReplicaDocument) -> Text:
-    """A replica's state in its colour, with its role if it has one; in brackets the role that an operator has set."""
+    """A replica's state in its colour, with its role if it has one, and its model if there are several.
+
+    In brackets: the role that an operator has set.
+    """
     style = next((style for state, style in _STATES.items() if state == replica.state), "cyan")
     role = f" {replica.role}" if replica.role != Role.BOTH else ""
     if replica.role_by_hand is not None:
         role += f" [{replica.role_by_hand}]"
-    return Text.assemble((replica.state, style), role)
+    model = "" if replica.model is None else f" {replica.model}"
+    return Text.assemble((replica.state, style), role, (model, "bold"))
 
 
 def totals(state: StateDocument) -> Text:

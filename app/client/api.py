@@ -150,15 +150,18 @@ class ApiClient:
         """Order a drain of the nodes with this id, address or host name; the answer."""
         return await self._call("POST", f"/mell/nodes/{quote(node, safe='')}/drain", _object, {"within_s": within_s})
 
-    async def set_bounds(self, least: int, most: int) -> dict[str, Any]:
-        """`POST /mell/bounds`: the answer."""
-        order = {"min_replicas": least, "max_replicas": most}
+    async def set_bounds(self, least: int, most: int, model: str | None = None) -> dict[str, Any]:
+        """`POST /mell/bounds`: the answer. `model` is needed if there are several."""
+        order = {"min_replicas": least, "max_replicas": most} | _of_model(model)
         return await self._call("POST", "/mell/bounds", _object, order)
 
-    async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None) -> dict[str, Any]:
-        """`POST /mell/level`: the answer."""
+    async def set_level(
+        self, service_class: str, ttft_p99_s: float | None, itl_p99_ms: float | None, model: str | None = None
+    ) -> dict[str, Any]:
+        """`POST /mell/level`: the answer. `model` is needed if there are several."""
         times = {"ttft_p99_s": ttft_p99_s, "itl_p99_ms": itl_p99_ms}
         order = {"class": service_class} | {name: time for name, time in times.items() if time is not None}
+        order |= _of_model(model)
         return await self._call("POST", "/mell/level", _object, order)
 
     async def set_role(self, replica: str, role: str | None) -> dict[str, Any]:
@@ -238,3 +241,8 @@ def _translated(method: str, path: str) -> Iterator[None]:
         raise NoAnswer(type(error).__name__, f"{method} {path} took too long") from error
     except httpx.HTTPError as error:
         raise NoAnswer(type(error).__name__, str(error) or type(error).__name__) from error
+
+
+def _of_model(model: str | None) -> dict[str, str]:
+    """The member of an order that names a model."""
+    return {} if model is None else {"model": model}

@@ -49,6 +49,7 @@ class ReplicaDocument:
     requests: tuple[RequestDocument, ...]
     role: str = Role.BOTH
     role_by_hand: str | None = None
+    model: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -113,12 +114,24 @@ class PrefillsDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDocument:
+    """One of several models in `/mell/state`; `StateDocument` has the members of a sole one."""
+
+    model: str
+    wanted: int | None
+    service: ServiceDocument | None
+    scaling: ScalingDocument | None
+    prefills: PrefillsDocument | None
+
+
+@dataclass(frozen=True, slots=True)
 class StateDocument:
     """`/mell/state`. `as_of` is in seconds since 1970, 0 before the first report of a scheduler.
 
     `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one,
     and `scaling` the reasons for the number of replicas, in mode `act`. `prefills` is None unless Mell decides on the
-    number of replicas for prefills. `configured_mode` is the mode without an operator's order.
+    number of replicas for prefills. `configured_mode` is the mode without an operator's order. Of several models, each
+    has its own of these in `models`.
     """
 
     as_of: float
@@ -132,6 +145,7 @@ class StateDocument:
     scaling: ScalingDocument | None = None
     prefills: PrefillsDocument | None = None
     configured_mode: str | None = None
+    models: tuple[ModelDocument, ...] = ()
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -259,6 +273,17 @@ def parse_state(document: Any) -> StateDocument:
         scaling=_scaling(document["scaling"]) if document.get("scaling") else None,
         prefills=_prefills(document["disaggregation"]) if document.get("disaggregation") else None,
         configured_mode=document.get("configured_mode"),
+        models=tuple(_model(item) for item in document.get("models", ())),
+    )
+
+
+def _model(item: Mapping[str, Any]) -> ModelDocument:
+    return ModelDocument(
+        model=str(item["model"]),
+        wanted=item.get("wanted_replicas"),
+        service=_service(item["service"]) if item.get("service") else None,
+        scaling=_scaling(item["scaling"]) if item.get("scaling") else None,
+        prefills=_prefills(item["disaggregation"]) if item.get("disaggregation") else None,
     )
 
 
@@ -323,6 +348,7 @@ def _replica(item: Mapping[str, Any]) -> ReplicaDocument:
         requests=tuple(_request(request) for request in item["requests"]),
         role=str(item.get("role", Role.BOTH)),
         role_by_hand=item.get("role_by_hand"),
+        model=item.get("model"),
     )
 
 

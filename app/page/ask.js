@@ -10,7 +10,7 @@ const by = (id) => document.getElementById(id);
 const apiKey = new KeyStore("mell-api-key");
 
 export class Ask {
-  #route = "chat";
+  #route = new Map(); // By model, the route that has worked.
   #label = null;
   #id = null;
   #stream = null; // The AbortController of the answer that streams.
@@ -31,6 +31,7 @@ export class Ask {
 
   // Show where the request is, after each event of the feed.
   update() {
+    this.#listModels();
     if (this.#label === null || this.#stream === null) return;
     const request = [...this.model.requests.values()].filter((r) => r.label === this.#label).sort((a, b) => b.hop - a.hop)[0];
     if (!request) return;
@@ -42,7 +43,19 @@ export class Ask {
   }
 
   #others(request) {
-    return [...this.model.replicas.values()].filter((r) => r.state === "RUNNING" && r.id !== request.replica);
+    const { model } = this.model.replicas.get(request.replica);
+    return [...this.model.replicas.values()].filter((r) => r.state === "RUNNING" && r.id !== request.replica && r.model === model);
+  }
+
+  // The models to choose from, if there are several.
+  #listModels() {
+    const models = [...new Set([...this.model.replicas.values()].map((r) => r.model).filter(Boolean))].sort();
+    const choice = by("ask-model");
+    choice.hidden = models.length === 0;
+    if (models.join() === [...choice.options].map((o) => o.value).join()) return;
+    const chosen = choice.value;
+    choice.replaceChildren(...models.map((value) => make("option", { value, textContent: value })));
+    if (models.includes(chosen)) choice.value = chosen;
   }
 
   #history() {
@@ -82,18 +95,22 @@ export class Ask {
 
   // A model without a chat template takes the prompt as a text to continue.
   async #read(prompt) {
+    const name = by("ask-model").value;
+    const model = name ? { model: name } : {};
+    let route = this.#route.get(name) ?? "chat";
     const bodies = {
-      chat: { stream: true, messages: [{ role: "user", content: prompt }] },
-      text: { stream: true, prompt, max_tokens: MAX_TOKENS },
+      chat: { ...model, stream: true, messages: [{ role: "user", content: prompt }] },
+      text: { ...model, stream: true, prompt, max_tokens: MAX_TOKENS },
     };
     const headers = { "X-Request-Id": this.#label, ...(apiKey.get() ? { Authorization: `Bearer ${apiKey.get()}` } : {}) };
-    const send = () => post(ROUTES[this.#route], bodies[this.#route], headers, this.#stream.signal);
+    const send = () => post(ROUTES[route], bodies[route], headers, this.#stream.signal);
     let response;
     try {
       response = await send();
     } catch (error) {
-      if (!(error instanceof Refused) || error.status !== 400 || !/chat template/i.test(error.message) || this.#route === "text") throw error;
-      this.#route = "text";
+      if (!(error instanceof Refused) || error.status !== 400 || !/chat template/i.test(error.message) || route === "text") throw error;
+      route = "text";
+      this.#route.set(name, route);
       response = await send();
     }
     by("ask-key").hidden = true;

@@ -152,7 +152,8 @@ export class Detail {
 
   #targets(request) {
     const select = this.form.elements.target;
-    const running = [...this.model.replicas.values()].filter((r) => r.state === "RUNNING" && r.id !== request.replica);
+    const { model } = this.model.replicas.get(request.replica) ?? {};
+    const running = [...this.model.replicas.values()].filter((r) => r.state === "RUNNING" && r.id !== request.replica && r.model === model);
     const ids = ["", ...running.map((r) => r.id)];
     if (ids.join() === [...select.options].map((o) => o.value).join()) return;
     const kept = ids.includes(select.value) ? select.value : "";

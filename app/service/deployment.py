@@ -108,21 +108,23 @@ class IngressBackend:
         chooser = ClassChooser(config.service_classes, config.service_tiers)
         ids = [model.id for model in self.models]
         self.gate = Gate(keys, config.max_requests, chooser=chooser, models=ids)
-        self.draining = Draining(lambda: self.gate.running + self.taken.count)
-        model = self.models[0]
-        self.taken = TakenRequests(model.streams, self.id, model.api.content, config.service_classes)
-        self.hand_over = HandOverOrders(
-            f"{app}.{generation()}",
-            self.id,
-            model.streams,
-            (processes, self._ingresses),
-            taken=lambda: self.taken.count,
-        )
+        model, taken = self.models[0], self._taken
+        self.draining = Draining(lambda: self.gate.running + taken())
+        self.taken: TakenRequests | None = None
+        self.hand_over: HandOverOrders | None = None
+        if len(self.models) == 1:
+            self.taken = TakenRequests(model.streams, self.id, model.api.content, config.service_classes)
+            service, peers = f"{app}.{generation()}", (processes, self._ingresses)
+            self.hand_over = HandOverOrders(service, self.id, model.streams, peers, taken=taken)
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
         self._scheduler_down = False
         self._document = b""
         self._refresher = asyncio.create_task(repeat(self._refresh, config.refresh_s))
+
+    def _taken(self) -> int:
+        """The number of requests of another Mell."""
+        return 0 if self.taken is None else self.taken.count
 
     def _serve_model(self, model: ModelConfig, pool: PoolId) -> IngressModel:
         """A model, on the replicas of its pool."""
@@ -141,7 +143,7 @@ class IngressBackend:
             tracer=self.tracer,
         )
         adapters = AdapterOrders(
-            AdapterStore(app),
+            AdapterStore(app, pool),
             model.names,
             model.adapters,
             (replicas, membership),
@@ -335,6 +337,9 @@ class IngressBackend:
     async def load_adapter(self, order: LoadAdapter) -> str:
         """See `Backend.load_adapter`."""
         model = self.guarded.named(order.base_model_name, "base_model_name")
+        if any(order.lora_name in other.names for other in self.models if other is not model):
+            reason = f"The lora adapter '{order.lora_name}' has the name of another model, or of an adapter of one."
+            raise ApiError(400, reason, param="lora_name")
         return await model.adapters.load(order)
 
     async def unload_adapter(self, name: str) -> str:
@@ -371,7 +376,8 @@ class IngressBackend:
     async def close(self, within_s: float) -> None:
         """Stop the background tasks and flush the traces within `within_s` seconds."""
         self._refresher.cancel()
-        await self.hand_over.close()
+        if self.hand_over is not None:
+            await self.hand_over.close()
         for model in self.models:
             model.membership.stop()
         self._ingresses.stop()
@@ -482,10 +488,12 @@ class IngressReplica:
 
     async def succeed(self, order: OrderedHandOver) -> None:
         """See `HandOverApi.succeed`."""
+        assert self._backend.hand_over is not None, "with several models there is no hand-over"
         self._backend.hand_over.succeed(order)
 
     async def hand_over_counts(self) -> HandOverCounts:
         """See `HandOverApi.hand_over_counts`."""
+        assert self._backend.hand_over is not None, "with several models there is no hand-over"
         return self._backend.hand_over.counts()
 
     async def __del__(self) -> None:

@@ -1,7 +1,7 @@
-"""`mell serve MODEL [FLAGS]`: serve a model by the flags of `vllm serve`.
+"""`mell serve MODEL [FLAGS] [-- MODEL [FLAGS]]...`: serve models by the flags of `vllm serve`.
 
-The flags become a configuration, which is shown on standard error and started as by `make serve`. With `--dry-run` it
-is printed instead, with `--write FILE` written.
+The flags of the server stand with the first model. All become a configuration, which is shown on standard error and
+started as by `make serve`. With `--dry-run` it is printed instead, with `--write FILE` written.
 """
 
 import json
@@ -25,7 +25,7 @@ from app.settings import Settings, check_installed, describe_errors
 from app.tinymodel import cache_root
 from app.vllm_cli.document import render
 from app.vllm_cli.flags import removed_flags
-from app.vllm_cli.translation import FlagsRefused, Host, Translation, translate
+from app.vllm_cli.translation import FlagsRefused, Host, Translation, join, translate
 from deployments.processes.importing import IS_INSTALLED, ROOT, importing
 from deployments.replica.imports import CPU_BUILD, is_installed
 
@@ -42,13 +42,16 @@ def main(arguments: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         fail([missing(error)])
     try:
-        flags, own = parse(arguments)
-        translation = translate(flags, Host(not is_installed(CPU_BUILD), locate), own.min_replicas, own.max_replicas)
+        host = Host(not is_installed(CPU_BUILD), locate)
+        parsed = [parse(of_model) for of_model in split_models(arguments)]
+        files = [own.write for _, own in parsed if own.write is not None]
+        made = [translate(flags, host, each.min_replicas, each.max_replicas) for flags, each in parsed]
+        translation = join(made)
         check(translation.args)
         keys = api_keys(translation, os.environ)
-        if own.write is not None:
-            write(translation, keys, Path(own.write).absolute())
-        elif own.dry_run:
+        if files:
+            write(translation, keys, Path(files[0]).absolute())
+        elif any(own.dry_run for _, own in parsed):
             say(
                 [
                     *translation.notes,
@@ -62,6 +65,17 @@ def main(arguments: Sequence[str]) -> None:
         fail(refused.lines)
     except (ValueError, TypeError, OSError) as error:
         fail([str(error)])
+
+
+def split_models(arguments: Sequence[str]) -> list[list[str]]:
+    """The arguments of each model, which `--` separates."""
+    models: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument == "--":
+            models.append([])
+        else:
+            models[-1].append(argument)
+    return models
 
 
 def fail(lines: Iterable[str]) -> NoReturn:

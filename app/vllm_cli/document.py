@@ -16,8 +16,9 @@ _OPEN = "autoscaling_config"
 
 def render(translation: Translation) -> str:
     """The file of `mell serve` as text."""
-    model = translation.args["model_loading_config"]["model_source"]
-    head = f"Mell's configuration for `vllm serve {model}`, made by `mell serve`."
+    models = translation.args.get("llm_configs", [translation.args])
+    names = " -- ".join(str(model["model_loading_config"]["model_source"]) for model in models)
+    head = f"Mell's configuration for `{'mell' if len(models) > 1 else 'vllm'} serve {names}`, made by `mell serve`."
     whole = whole_of(translation)
     return render_config([head], whole, whole["applications"][0], comments_of(translation))
 
@@ -75,6 +76,12 @@ def _lines(section: Mapping[str, Any], path: str, margin: str, comments: Mapping
         if isinstance(value, dict) and value and (not path or name == _OPEN):
             yield f"{margin}{name}:{comment}"
             yield from _lines(value, f"{here}.", f"{margin}  ", comments)
+        elif name == "llm_configs":
+            yield f"{margin}{name}:{comment}"
+            for entry in value:
+                lines = list(_lines(entry, "", f"{margin}    ", {}))
+                yield f"{margin}  - {lines[0].lstrip()}"
+                yield from lines[1:]
         else:
             yield f"{margin}{name}: {_inline(value)}{comment}"
 

@@ -3,7 +3,7 @@
 import argparse
 
 DESCRIPTION = "Serve a model with Mell, by the flags of `vllm serve`."
-USAGE = "mell serve MODEL [options]"
+USAGE = "mell serve MODEL [options] [-- MODEL [options]]..."
 EPILOG = """vLLM's flags become Mell's configuration, which is shown and started; docs/vllm-flags.md lists them.
   --help=all shows every flag, --help=GROUP those of a group, --help=WORD those with the word."""
 

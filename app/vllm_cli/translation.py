@@ -1,6 +1,6 @@
 """From the flags of `vllm serve` to Mell's settings, as a pure mapping."""
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,48 @@ def translate(
     return Translation({name: held for name, held in args.items() if held}, comments, notes, flags.get("api_key", []))
 
 
+def join(translations: Sequence[Translation]) -> Translation:
+    """The configuration of several models: of each what is its own, and what is common of the first.
+
+    Raises:
+        FlagsRefused: a later model has a flag of the server.
+    """
+    first = translations[0]
+    if len(translations) == 1:
+        return first
+    refused: list[str] = []
+    for made in translations[1:]:
+        others = {name: value for name, value in made.args["ingress"].items() if name not in OF_MODEL}
+        given = [name for name, value in others.items() if value != DEFAULT_ADDRESS.get(name)]
+        name = made.args["model_loading_config"]["model_id"]
+        refused += [f"{option(each)}: write it with the first model, before --, and not with {name}" for each in given]
+        if made.api_keys:
+            refused.append(f"--api-key: write it with the first model, before --, and not with {name}")
+    if refused:
+        raise FlagsRefused(refused)
+    common = {name: held for name, held in first.args["ingress"].items() if name not in OF_MODEL}
+    args: dict[str, Any] = {"llm_configs": [_as_entry(made.args) for made in translations]}
+    args |= {name: first.args[name] for name in ("migration",) if name in first.args} | {"ingress": common}
+    comments = {name: text for name, text in first.comments.items() if name.split(".")[0] in args}
+    notes = [note for made in translations for note in made.notes]
+    return Translation(args, comments, notes, first.api_keys)
+
+
+def _as_entry(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of one of several models."""
+    own = ("model_loading_config", "engine_kwargs", "deployment_config")
+    return {name: args[name] for name in own if name in args} | {
+        name: value for name, value in args["ingress"].items() if name in OF_MODEL
+    }
+
+
+OF_MODEL = ("frontend_kwargs",)
+"""The settings of the ingress that each of several models has for itself."""
+
+DEFAULT_ADDRESS: Mapping[str, Any] = {"host": "0.0.0.0", "port": 8000}
+"""The address without flags for it."""
+
+
 def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[tuple[list[str], str]]:
     """The names of refused flags, and the line on them."""
     if not _model_name(flags):
@@ -176,7 +218,10 @@ def _migration(host: Host, comments: dict[str, str]) -> dict[str, Any]:
 
 
 def _ingress(flags: Flags, host: Host, comments: dict[str, str]) -> dict[str, Any]:
-    section: dict[str, Any] = {"host": flags.get("host") or "0.0.0.0", "port": flags.get("port", 8000)}
+    section: dict[str, Any] = {
+        "host": flags.get("host") or DEFAULT_ADDRESS["host"],
+        "port": flags.get("port", DEFAULT_ADDRESS["port"]),
+    }
     if "host" not in flags:
         comments["ingress.host"] = "all addresses, as in vLLM; 127.0.0.1: this machine only"
     if "api_server_count" in flags:

@@ -8,16 +8,17 @@ import msgspec
 
 from migration import ray_store
 from migration.protocol.core_messages import Adapter
+from policies.model import PoolId
 
 _encoder = msgspec.msgpack.Encoder()
 _adapters = msgspec.msgpack.Decoder(Adapter)
 
 
 class AdapterStore:
-    """The adapters of an application. Calls block for a round trip to Ray's control service."""
+    """The adapters of a pool's model. Calls block for a round trip to Ray's control service."""
 
-    def __init__(self, app: str) -> None:
-        self._prefix = f"adapters/{app}/"
+    def __init__(self, app: str, pool: PoolId) -> None:
+        self._prefix = f"adapters/{app}/{pool}/"
 
     def read(self) -> dict[str, Adapter]:
         """All adapters, by name."""

@@ -31,6 +31,8 @@ CODES = {
     "too_many_media": (400, "the request has more media than `ingress.max_media`"),
     "context_length_exceeded": (400, "the prompt is longer than `ingress.max_prompt_tokens` or the model's context"),
     "invalid_api_key": (401, "the key is missing or invalid"),
+    "missing_model": (400, "there are several models, and the call names none"),
+    "model_not_allowed": (403, "the API key may not use the model"),
     "class_not_allowed": (403, "the API key may not use the service class"),
     "not_copied": (409, "blocks were not copied: see `POST /mell/cache/copy`"),
     "not_pinned": (409, "no replica has room for the pin: see `POST /mell/cache/pin`"),
@@ -110,6 +112,13 @@ only one running request has it.
 The endpoints from `/v1/embeddings` on are those of [pooling models](frontend.md#pooling-models), each as far as vLLM
 has it for the model; those that generate text answer 404 then. `model` is the model's name or that of an
 [adapter](frontend.md#adapters).
+
+**Several models** ([`llm_configs`](configuration.md#llm_configs)): the body's `model` decides which one serves a call.
+A call without it gets 400 with the names and the code `missing_model`; an unknown name 404, as from vLLM.
+`/v1/models` lists all models, in the order of the settings and with their adapters. An
+[API key](operations.md#api-keys) may list models: its clients see only these, and get 403 for others.
+`GET /tokenizer_info` takes the name as `?model=`. A model whose replicas are away holds up no other one: its requests
+leave a tenth of `ingress.max_requests` to each other model.
 
 Not available yet: prompts and media as embeddings, streamed input, `tool_server`.
 

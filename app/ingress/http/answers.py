@@ -95,6 +95,7 @@ class ReplicaDetails(Described):
     """A replica with its requests."""
 
     id: str
+    model: str | None = Field(None, description="The id of its model; absent if there is only one.")
     state: ReplicaState
     role: Role = Field(description="Its part in prefill and decoding; `both` without `disaggregation`.")
     role_by_hand: Role | None = Field(
@@ -113,7 +114,11 @@ class ReplicaDetails(Described):
 
 
 class State(Described):
-    """The cluster as the scheduler sees it; before the first answer of a scheduler only the first, second and last."""
+    """The cluster as the scheduler sees it; before the first answer of a scheduler only the first, second and last.
+
+    With several models, the replicas of all stand at the top, numbers of replicas there are sums, and what is of one
+    model is in `models`.
+    """
 
     as_of: float = Field(description="Unix time in seconds.")
     mode: Literal["act", "observe", "off"]
@@ -164,6 +169,11 @@ class State(Described):
         description="What the mode `act` would do: `replicas_needed` beside `replicas_now`, and its `moves` in "
         "`since_s` seconds, each counted once until its request leaves its replica; `said` is a sentence. Only in the "
         "mode `observe`.",
+    )
+    models: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="Only with several models: each with its id as `model`, and the members that are its own, such as "
+        "`wanted_replicas`, `routing`, `service` and `scaling`.",
     )
     replicas: list[ReplicaDetails]
 

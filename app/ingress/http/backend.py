@@ -21,7 +21,10 @@ from policies.model import Role
 
 
 class ControlBackend(Protocol):
-    """The port of these routes to the ingress replica `id`. `application` is its name in Serve."""
+    """The port of these routes to the ingress replica `id`. `application` is its name in Serve.
+
+    With several models there is no hand-over: `hand_over` and `taken` are None.
+    """
 
     id: IngressId
     application: str
@@ -30,10 +33,18 @@ class ControlBackend(Protocol):
     operators: OperatorAccess
     orders: EngineOrders
     nodes: NodeOrders
-    hand_over: HandOverOrders
-    taken: TakenRequests
     telemetry: RequestTelemetry
     settings: IngressSettings
+
+    @property
+    def hand_over(self) -> HandOverOrders | None:
+        """The hand-over to another Mell."""
+        ...
+
+    @property
+    def taken(self) -> TakenRequests | None:
+        """The requests of another Mell."""
+        ...
 
     def health(self) -> str | None:
         """The reason why no request can be served now, None if requests can be served."""

@@ -19,6 +19,7 @@ from starlette.websockets import WebSocket
 from app.client.api import HAND_OVER_REQUESTS
 from app.ingress.engine_orders import Failures
 from app.ingress.errors import ApiError
+from app.ingress.hand_over.orders import HandOverOrders
 from app.ingress.hand_over.rules import PROTOCOL, PROTOCOL_HEADER
 from app.ingress.hand_over.taking import longest_message
 from app.ingress.hand_over.wire import LONGEST_HEADER
@@ -317,10 +318,17 @@ async def undo_drain_of_ingress(backend: Backend) -> IngressDrain:
     return _ingress_drain(backend, backend.draining.undo())
 
 
-@operators.get("/mell/hand-over", response_model=HandOverState, response_description="The hand-over.")
+@operators.get(
+    "/mell/hand-over", response_model=HandOverState, response_description="The hand-over.", responses=refusals(422)
+)
 async def get_hand_over(backend: Backend) -> JSONResponse:
-    """Show a hand-over to another Mell."""
-    return JSONResponse(await backend.hand_over.document())
+    """Show a hand-over to another Mell.
+
+    Refused:
+
+    - This Mell serves several models (422).
+    """
+    return JSONResponse(await _hand_over(backend).document())
 
 
 @operators.post(
@@ -340,21 +348,30 @@ async def hand_over(backend: Backend, order: HandOverOrder) -> JSONResponse:
     - Nothing answers at `to`, or no Mell; its admin key is another one (422).
     - `to` is this Mell, hands over itself, or has another version of hand-overs (422).
     - It does not serve exactly the same model with the same vLLM, or no replica answers (422).
-    - This Mell hands over to another one (422).
+    - This Mell hands over to another one, or serves several models (422).
     - This Mell has no admin key: prompts would go to any URL that a program of this machine names (403).
     """
     if not backend.operators.has_key:
         raise ApiError(403, "a hand-over sends prompts to another machine: set ingress.admin_key first")
-    return JSONResponse(await backend.hand_over.begin(order.to, order.admin_key))
+    return JSONResponse(await _hand_over(backend).begin(order.to, order.admin_key))
 
 
-@operators.delete("/mell/hand-over", response_model=HandOverState, response_description="New requests begin here.")
+@operators.delete(
+    "/mell/hand-over",
+    response_model=HandOverState,
+    response_description="New requests begin here.",
+    responses=refusals(422),
+)
 async def undo_hand_over(backend: Backend) -> JSONResponse:
     """Hand no more requests over.
 
     Those that have been handed over go on there.
+
+    Refused:
+
+    - This Mell serves several models (422).
     """
-    return JSONResponse(await backend.hand_over.undo())
+    return JSONResponse(await _hand_over(backend).undo())
 
 
 @operators.post(
@@ -638,6 +655,16 @@ async def unload_adapter(backend: Backend, order: UnloadAdapter) -> PlainTextRes
     return PlainTextResponse(await backend.unload_adapter(order.lora_name))
 
 
+def _hand_over(backend: ControlBackend) -> HandOverOrders:
+    """The hand-over. Raises ApiError 422 if there is none."""
+    if backend.hand_over is None:
+        raise ApiError(422, _SEVERAL)
+    return backend.hand_over
+
+
+_SEVERAL = "this Mell serves several models, and a hand-over is of one"
+
+
 def _ingress_drain(backend: ControlBackend, running: int) -> IngressDrain:
     state: Literal["DRAINING", "RUNNING"] = "DRAINING" if backend.draining.active else "RUNNING"
     return IngressDrain(id=backend.id, state=state, running_calls=running)
@@ -663,6 +690,7 @@ async def take_requests(connection: WebSocket) -> None:
     backend: ControlBackend = connection.app.state.backend
     try:
         backend.operators.check(connection)
+        hand_over, taken = _hand_over(backend), backend.taken
         if (version := connection.headers.get(PROTOCOL_HEADER)) != str(PROTOCOL):
             raise ApiError(422, f"this Mell has version {PROTOCOL} of hand-overs, and the caller {version}")
     except ApiError as error:
@@ -670,7 +698,8 @@ async def take_requests(connection: WebSocket) -> None:
         return
     longest = str(longest_message(backend.settings)).encode()
     await connection.accept(headers=[(LONGEST_HEADER.lower().encode(), longest)])
-    await backend.taken.serve(connection, lambda: backend.hand_over.closed)
+    assert taken is not None
+    await taken.serve(connection, lambda: hand_over.closed)
 
 
 # --- the application ------------------------------------------------------------------------------------

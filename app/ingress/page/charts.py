@@ -37,10 +37,12 @@ def point(
 ) -> Point:
     """A point from `/mell/state` and the records of `/mell/migrations`. `now` is in seconds since 1970."""
     replicas = [r for r in state["replicas"] if r["state"] != ReplicaState.STOPPED]
-    capacity = max((r["capacity_tokens"] for r in replicas), default=0)
     total = sum(r["capacity_tokens"] for r in replicas)
     used = sum(r["used_tokens"] for r in replicas)
-    sizes = _sizes(replicas, capacity)
+    models = {r.get("model") for r in replicas}
+    # No replica takes requests of another model.
+    fits = [_fits([r for r in replicas if r.get("model") == model]) for model in models]
+    bound: int | None = state.get("least_replicas")
     pauses = [
         r["pause_s"]
         for r in migrations
@@ -49,18 +51,18 @@ def point(
     return [
         round(now, 2),
         len(replicas),
-        _bound(state, sizes, capacity),
-        worst_fit(sizes, capacity),
+        sum(least for least, _ in fits) if bound is None else bound,
+        sum(filled for _, filled in fits),
         round(used / total, 4) if total else None,
         *(_short(value) for value in (*ttft, *itl, _at(pauses, 0.5), _at(pauses, 0.99))),
     ]
 
 
-def _bound(state: Mapping[str, Any], sizes: Sequence[int], capacity: int) -> int:
-    least: int | None = state.get("least_replicas")
-    if least is not None:
-        return least
-    return martello_toth_l2(sizes, capacity) if sizes else 0
+def _fits(replicas: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """The fewest replicas that could hold the requests of one model, and the number that worst fit fills."""
+    capacity = max((r["capacity_tokens"] for r in replicas), default=0)
+    sizes = _sizes(replicas, capacity)
+    return martello_toth_l2(sizes, capacity) if sizes else 0, worst_fit(sizes, capacity)
 
 
 def _sizes(replicas: Iterable[Mapping[str, Any]], capacity: int) -> list[int]:

@@ -32,7 +32,7 @@ MIGRATIONS = 100
 POINTS = 400
 """Five minutes."""
 _HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling", "disaggregation")
-_OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role", "role_by_hand")
+_OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role", "role_by_hand", "model")
 _MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),
     *("tokens", "bytes", "started_at", "duration_s", "pause_s", "resume_s", "predicted_kv_s", "predicted_tokens_s"),
@@ -89,7 +89,7 @@ class PageState:
         }
 
     def _update_replicas(self, replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        rows = {r["id"]: [r[name] for name in _OF_REPLICA] for r in replicas}
+        rows = {r["id"]: [r.get(name) for name in _OF_REPLICA] for r in replicas}
         left = [id for id in self._replicas if id not in rows]
         for id in left:
             del self._replicas[id], self._used[id], self._caches[id]

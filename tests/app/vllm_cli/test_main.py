@@ -5,7 +5,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app.configuration.ray_llm import as_settings
 from app.ingress.access.keys import VARIABLE, digest, parse_keys
 from app.settings import Settings
 from app.vllm_cli import __main__ as program
@@ -39,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     flags: dict[str, Any] = {}
     own = argparse.Namespace(min_replicas=None, max_replicas=None, dry_run=False, write=None)
     parser = ModuleType("app.vllm_cli.command_line")
-    parser.parse = lambda arguments: (flags, own)  # type: ignore[attr-defined]
+    parser.parse = lambda arguments: ({**flags, **of_model(arguments)}, own)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "app.vllm_cli.command_line", parser)
     monkeypatch.setattr(program, "check_installed", lambda settings: None)
     monkeypatch.setattr(program, "is_installed", lambda name: True)
@@ -49,12 +50,22 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
-    def run(given: dict[str, Any], **options: Any) -> None:
+    def run(given: dict[str, Any], arguments: Sequence[str] = (), **options: Any) -> None:
         flags.update({"model_tag": "m", **given})
         vars(own).update(options)
-        program.main([])
+        program.main(list(arguments))
 
     return run
+
+
+def of_model(arguments: Sequence[str]) -> dict[str, Any]:
+    """The flags in `MODEL [name=value]...`, in place of vLLM's parser; none without arguments."""
+    if not arguments:
+        return {}
+    name, *others = arguments
+    return {"model_tag": name} | {
+        key: json.loads(value) for key, _, value in (other.partition("=") for other in others)
+    }
 
 
 def args_of(text: str) -> dict[str, Any]:
@@ -178,3 +189,40 @@ def test_removed_flags_end_the_command_before_vllm_is_imported(
     with pytest.raises(SystemExit, match=r"--task: vLLM removed it in 0.13: .*\n.*--swap-space: ") as ended:
         program.main(["m", "--task", "embed", "--config", str(file)])
     assert "app.vllm_cli.command_line" not in sys.modules and ended.value.code != 0
+
+
+def test_several_models_become_one_configuration(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    arguments = ["org/chat", "port=9000", 'response_role="bot"', "--", "org/code", "max_model_len=64"]
+    run({}, arguments, write=str(file))
+    text = file.read_text()
+    assert text.startswith("# Mell's configuration for `mell serve org/chat -- org/code`")
+    args = args_of(text)
+    chat, code = args["llm_configs"]
+    assert chat["model_loading_config"] == {"model_id": "org/chat", "model_source": "org/chat"}
+    assert chat["frontend_kwargs"] == {"response_role": "bot"} and "frontend_kwargs" not in code
+    assert code["engine_kwargs"] == {"max_model_len": 64} and "engine_kwargs" not in chat
+    assert args["ingress"] == {"host": "0.0.0.0", "port": 9000} and args.keys() == {"llm_configs", "ingress"}
+    read = as_settings(args, has_gpus=False)
+    assert read.notes == () and [model.model_id for model in Settings.model_validate(read.settings).models] == [
+        "org/chat",
+        "org/code",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a/b", "--", "a/c", "port=9000"], "--port: write it with the first model, before --, and not with a/c"),
+        (["a/b", "--", "a/c", 'api_key=["x"]'], "--api-key: write it with the first model"),
+        (["a/b", "--", "a/b"], "several entries have the model_id a/b"),
+    ],
+)
+def test_flags_of_the_server_stand_with_the_first_model(run: Run, arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        run({}, arguments, dry_run=False)
+
+
+def test_models_are_separated_by_two_dashes() -> None:
+    split = program.split_models(["a", "--x", "--", "b", "--", "c", "--y=1"])
+    assert split == [["a", "--x"], ["b"], ["c", "--y=1"]] and program.split_models([]) == [[]]
