@@ -8,9 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -43,11 +41,11 @@ from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi, describe_routes
 from app.service.merging import merge_migrations, merge_states
-from app.service.models import IngressModel
+from app.service.models import IngressModel, order_where_found
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
-from deployments.api.calls import HandOverCounts, MoveAccepted, MoveAnswer, MoveRejected, OrderedHandOver
+from deployments.api.calls import HandOverCounts, MoveAnswer, MoveRejected, OrderedHandOver
 from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, engines, ingresses, scheduler_client
 from deployments.config import Topology
@@ -74,6 +72,9 @@ _CONTROL_PATIENCE_S = 12.0
 """Longest time for which a call is retried while the scheduler is slow or restarting."""
 _CONTROL_RETRY_S = 0.3
 _STATE_TIMEOUT_S = 1.0
+
+
+PoolOrder = Callable[[SchedulerStub, PoolId], Awaitable[MoveAnswer]]
 
 
 class IngressBackend:
@@ -347,16 +348,11 @@ class IngressBackend:
         serving = [model for model in self.models if name in model.names]
         return await (serving or self.models)[0].adapters.unload(name)
 
-    async def _find(self, order: Callable[[SchedulerStub, PoolId], Awaitable[MoveAnswer]]) -> MoveAnswer:
+    async def _find(self, order: PoolOrder) -> MoveAnswer:
         """Give an order about a request or a replica to the pool that has it."""
-        unknown: list[MoveRejected] = []
-        for model in self.models:
-            answer = await self._order(partial(_of_pool, order, model.pool))
-            if isinstance(answer, MoveAccepted) or answer.status != HTTPStatus.NOT_FOUND:
-                return answer
-            unknown.append(answer)
-        replicas = sorted(replica for each in unknown for replica in each.details.get("replicas", ()))
-        return replace(unknown[0], details={**unknown[0].details, **({"replicas": replicas} if replicas else {})})
+        return await order_where_found(
+            [model.pool for model in self.models], lambda pool: self._order(lambda scheduler: order(scheduler, pool))
+        )
 
     async def _order(self, order: Callable[[SchedulerStub], Awaitable[MoveAnswer]]) -> MoveAnswer:
         """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
@@ -382,12 +378,6 @@ class IngressBackend:
             model.membership.stop()
         self._ingresses.stop()
         await self.tracer.close(within_s)
-
-
-def _of_pool(
-    order: Callable[[SchedulerStub, PoolId], Awaitable[MoveAnswer]], pool: PoolId, scheduler: SchedulerStub
-) -> Awaitable[MoveAnswer]:
-    return order(scheduler, pool)
 
 
 async def repeat(refresh: Callable[[], Awaitable[None]], every_s: float) -> None:

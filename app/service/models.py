@@ -1,6 +1,8 @@
 """A model of an ingress process: its application, and its requests on the replicas of its pool."""
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 
 from starlette.types import ASGIApp
 
@@ -12,6 +14,7 @@ from app.ingress.engine_orders import EngineOrders
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.service.api import VllmApi
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.api.protocols import EngineApi, RemoteReplicas
 from deployments.serve.membership import Membership
 from policies.model import PoolId
@@ -56,3 +59,17 @@ class IngressModel:
     def tenancy(self) -> Tenancy:
         """See `GuardedModel.tenancy`."""
         return self.config.tenancy
+
+
+async def order_where_found(pools: Sequence[PoolId], order: Callable[[PoolId], Awaitable[MoveAnswer]]) -> MoveAnswer:
+    """The answer of the first pool that knows the request or the replica of an order; else that none does, with the
+    replicas of all.
+    """
+    unknown: list[MoveRejected] = []
+    for pool in pools:
+        answer = await order(pool)
+        if isinstance(answer, MoveAccepted) or answer.status != HTTPStatus.NOT_FOUND:
+            return answer
+        unknown.append(answer)
+    replicas = sorted(replica for each in unknown for replica in each.details.get("replicas", ()))
+    return replace(unknown[0], details={**unknown[0].details, **({"replicas": replicas} if replicas else {})})

@@ -18,7 +18,7 @@ log = logging.getLogger("ray.serve")
 _BIND_WAIT_S = 15.0
 _READY = """Mell is ready. Try:
   curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{{{model}"messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
   API        {url}/v1
   live page  {url}/mell/"""
 
@@ -26,8 +26,10 @@ _READY = """Mell is ready. Try:
 class StartProgress:
     """Logs the progress of a start until requests are taken, and `initial` replicas run."""
 
-    def __init__(self, initial: int, url: str, is_listening: bool) -> None:
+    def __init__(self, initial: int, url: str, is_listening: bool, model: str = "") -> None:
+        """`model` is the one to try, if there are several."""
         self.initial = initial
+        self._model = f'"model": "{model}", ' if model else ""
         self.ended = False
         self._url = url
         self._is_listening = is_listening
@@ -38,7 +40,8 @@ class StartProgress:
     def of(cls, config: IngressConfig) -> Self:
         """The progress of an ingress. Without a port of its own, Serve's proxy takes requests at once."""
         url = _own_url(config) if config.port else "http://127.0.0.1:8000"
-        return cls(config.initial_replicas, url, is_listening=config.port is None)
+        model = min(config.models[0].names) if len(config.models) > 1 else ""
+        return cls(config.initial_replicas, url, is_listening=config.port is None, model=model)
 
     def begin_listening(self) -> None:
         """Called once the port is open."""
@@ -60,7 +63,7 @@ class StartProgress:
             return
         if self._running >= self.initial and self._is_listening:
             self.ended = True
-            log.info(_READY.format(url=self._url))
+            log.info(_READY.format(url=self._url, model=self._model))
         elif self._running != self._logged_running:
             self._logged_running = self._running
             log.info("%d of %d engines run", self._running, self.initial)

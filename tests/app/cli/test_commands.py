@@ -123,6 +123,7 @@ def test_an_order_sets_the_bounds(at: Mell, mell: FakeMell) -> None:
     assert at("bounds", "1", "3").stdout == "at least 1 replica, at most 3\n"
     assert json.loads(at("bounds", "1", "3", "--json").stdout) == order
     assert mell.orders == [order, order] and at("bounds", "few", "3").exit_code == 2
+    assert at("bounds", "1", "3", "--model", "chat").exit_code == 0 and mell.orders[-1] == order | {"model": "chat"}
 
 
 def test_an_order_sets_a_level(at: Mell, mell: FakeMell) -> None:
@@ -133,6 +134,8 @@ def test_an_order_sets_a_level(at: Mell, mell: FakeMell) -> None:
         {"class": "default", "ttft_p99_s": 1.5},
         {"class": "chat", "ttft_p99_s": 2.0, "itl_p99_ms": 40.0},
     ]
+    assert at("level", "--ttft-p99", "2", "--model", "code").exit_code == 0
+    assert mell.orders[-1] == {"class": "default", "ttft_p99_s": 2.0, "model": "code"}
 
 
 @pytest.mark.parametrize(("role", "given"), [("prefill", "prefill"), ("both", "both"), ("auto", None)])

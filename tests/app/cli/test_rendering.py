@@ -287,3 +287,28 @@ def test_a_match_at_80_columns() -> None:
 def test_a_match_without_a_replica_or_without_room(routed: Routed | None, line: str) -> None:
     shown = drawn(render_match(parse_match(match(routed, off="no names")))).splitlines()
     assert shown[1] == "not routed by content: no names" and shown[-1] == line
+
+
+def test_status_shows_several_models() -> None:
+    scaling: dict[str, Any] = {
+        "kept": "minimum",
+        "up": None,
+        "opened": 0,
+        "closed": 0,
+        "min_replicas": 1,
+        "waiting_requests": 0,
+    }
+    scaling |= {"free_replicas": 0.0, "reserve_replicas": 0.0, "linger_left_s": None}
+    document = state(
+        replica("aaaaaaaa", request("r1", 32)) | {"model": "chat"},
+        replica("bbbbbbbb", request("r2", 32), request("r3", 32)) | {"model": "code"},
+        models=[{"model": "chat", "wanted_replicas": 1, "scaling": scaling}, {"model": "code", "wanted_replicas": 2}],
+    )
+    lines = status(document, width=120).splitlines()
+    assert lines[2:5] == [
+        "model chat: 1 of 1 wanted replicas running, 1 request",
+        "  no replica closes: the settings keep at least 1 replica",
+        "model code: 1 of 2 wanted replicas running, 2 requests",
+    ]
+    rows = [line.split()[1:3] for line in lines if " RUNNING" in line]
+    assert rows == [["RUNNING", "chat"], ["RUNNING", "code"]]

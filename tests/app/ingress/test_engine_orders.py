@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from app.ingress.engine_orders import EngineOrders
+from app.ingress.errors import ApiError
 from deployments.engine.port import ProfileSession
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
-from tests.app.ingress.fakes import Api
+from tests.app.ingress.fakes import Api, Utilities
+from tests.deployments.scheduler.fakes import FakeMembership
 
 pytestmark = pytest.mark.virtual_time
 
@@ -214,3 +217,29 @@ async def test_copies_are_the_operators(api: Api) -> None:
     api.backend.require("secret-key!")
     assert (await api.send("POST", COPY, json={"prompt": "x", "from": "a", "to": "b"})).status_code == 401
     assert not api.backend.utilities.orders
+
+
+async def test_orders_reach_the_replicas_of_all_pools() -> None:
+    pools = [(Utilities(), FakeMembership("a", "b")), (Utilities(), FakeMembership("c"))]
+    orders = EngineOrders(pools)
+    assert await orders.reset_prefix_cache() == {}
+    assert [[replica for replica, _, _ in utilities.orders] for utilities, _ in pools] == [["a", "b"], ["c"]]
+    blocks, _ = await orders.delete_blocks((7,), "c")
+    assert list(blocks) == ["c"] and pools[1][0].orders[-1] == ("c", "delete_blocks", (7,))
+    with pytest.raises(ApiError, match="no replica 'd' is running") as refused:
+        await orders.delete_blocks(None, "d")
+    assert refused.value.details == {"replicas": ["a", "b", "c"]}
+
+
+async def test_with_several_models_there_is_no_hand_over(api: Api) -> None:
+    api.backend.require("admin-key")
+    api.backend.hand_over = None  # type: ignore[assignment]
+    key = {"Authorization": "Bearer admin-key"}
+    answers = [
+        await api.get("/mell/hand-over", headers=key),
+        await api.post("/mell/hand-over", json={"to": "http://new:8000"}, headers=key),
+        await api.send("DELETE", "/mell/hand-over", headers=key),
+    ]
+    for answer in answers:
+        assert answer.status_code == 422
+        assert answer.json()["error"]["message"] == "this Mell serves several models, and a hand-over is of one"

@@ -1,8 +1,9 @@
 """The API of an ingress beside the operator's routes, and the OpenAPI document of both."""
 
+import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from starlette.responses import PlainTextResponse
 from vllm.envs import disable_envs_cache
 
 from app.frontend.guard.layers import guarded
@@ -219,3 +221,75 @@ async def test_the_document_has_the_open_and_the_operators_routes(served: tuple[
     schemas = whole["components"]["schemas"]
     # An enumeration of vLLM's has the same name as Mell's, so both have the names of their modules, too.
     assert own["components"]["schemas"].keys() - schemas.keys() == {"Role"} and "policies__model__Role" in schemas
+
+
+class Starting:
+    """In the place of a pooling model's frontend, which waits for a replica; `failure` is raised then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> None:
+        self.has_replica = asyncio.Event()
+        self.api = made_api()
+        self.frontend = Prompts()
+
+        async def started(config: Any, model: Any, streams: Any, ingress: Any, waiting: Callable[[], None]) -> Any:
+            waiting()
+            await self.has_replica.wait()
+            if failure is not None:
+                raise failure
+            return SimpleNamespace(app=_hello, max_context=8, serve_adapters=lambda adapters: None)
+
+        monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
+
+    async def ask(self, method: str = "POST") -> httpx.Response:
+        transport = httpx.ASGITransport(self.api.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://mell") as client:
+            return await client.request(method, "/v1/embeddings")
+
+
+async def _hello(scope: Any, receive: Any, send: Any) -> None:
+    await PlainTextResponse("hello")(scope, receive, send)
+
+
+async def test_an_application_that_waits_for_a_replica_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Starting(monkeypatch)
+    await asyncio.wait_for(made.api.begin(make_service().streams, INGRESS), 5)
+    with pytest.raises(ApiError, match="no replica of the model has run yet"):
+        await made.ask("GET")
+    assert made.api.limits.prompt_tokens > 1 << 30 and made.api.routes == ()
+    asked = asyncio.create_task(made.ask())
+    await asyncio.sleep(0.05)
+    assert not asked.done()
+    made.has_replica.set()
+    assert (await asked).text == "hello"
+    assert made.api.limits.prompt_tokens == 8
+    disable_envs_cache()
+
+
+async def test_a_call_waits_for_an_application_no_longer_than_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Starting(monkeypatch)
+    monkeypatch.setattr(made.api, "_config", made.api._config.model_copy(update={"no_replica_timeout_s": 0.05}))
+    await made.api.begin(make_service().streams, INGRESS)
+    with pytest.raises(ApiError, match="no replica of the model has run yet"):
+        await made.ask()
+    await made.api.close()
+
+
+async def test_an_application_that_cannot_start_later_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Starting(monkeypatch, ValueError("no such task"))
+    await made.api.begin(make_service().streams, INGRESS)
+    made.has_replica.set()
+    with pytest.raises(ApiError):
+        await made.ask()
+    made.api.check_health()
+    assert "the application of the model mell-tiny could not start" in caplog.text
+
+
+async def test_an_application_that_cannot_start_at_once_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def started(*given: Any) -> Any:
+        raise ValueError("an argument is invalid")
+
+    monkeypatch.setattr("app.frontend.app.VllmFrontend.start", started)
+    with pytest.raises(ValueError, match="an argument is invalid"):
+        await made_api().begin(make_service().streams, INGRESS)

@@ -90,3 +90,15 @@ def test_quantiles_of_the_last_seconds() -> None:
     histogram.observe(100.0)
     assert lately.quantiles(2.0)[1] == 4.0
     assert lately.quantiles(3.0 + SPAN_S) == NONE
+
+
+def test_replicas_of_a_model_hold_only_its_requests() -> None:
+    """One request of two models each: a single replica could hold both, if they were of one model."""
+    requests = [{"id": id, "phase": Phase.DECODE, "tokens": 10, "age_s": 1.0} for id in "pq"]
+    replicas = [
+        {"id": id, "state": ReplicaState.RUNNING, "capacity_tokens": 100, "used_tokens": 10, "requests": [request]}
+        for id, request in zip("ab", requests, strict=True)
+    ]
+    of_models = [replica | {"model": model} for replica, model in zip(replicas, ("chat", "code"), strict=True)]
+    assert point({"replicas": replicas}, [], 1.0, NONE, NONE)[2:4] == [1, 1]
+    assert point({"replicas": of_models}, [], 1.0, NONE, NONE)[2:4] == [2, 2]
