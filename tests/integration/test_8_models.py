@@ -1,7 +1,10 @@
 """Two models in one application: each answers its own requests, whatever moves, and one does without the other."""
 
 import asyncio
+import json
+import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ import yaml
 
 from app.tinymodel import ensure_tiny_model
 from tests.integration.application import Answer, Application, Client, eventually, processes, prompt, total
-from tests.integration.conftest import BLOCKS, Stage, free_port
+from tests.integration.conftest import BLOCKS, ROOT, Stage, free_port
 from tests.integration.runs import COMMANDS, SERVE_RUN, Run, wait_until
 from tests.integration.two_models import ensure_other_model, is_of_other, is_of_tiny
 
@@ -111,6 +114,46 @@ async def test_models_are_listed_and_others_do_not_exist(two_models: Application
             assert total(families, "mell_requests_total", model=model, outcome="length") > 0
             assert total(families, "vllm:request_success_total", model_name=model) > 0
             assert total(families, "vllm:generation_tokens_total", model_name=model) > 0
+
+
+async def test_operators_orders_find_the_model_of_a_request_or_replica(two_models: Application) -> None:
+    async with two_models.client() as client:
+        replicas = await client.running()
+        other = next(replica["id"] for replica in replicas if replica["model"] == "other")
+        answer, label = Answer(), "across"
+        reading = asyncio.create_task(client.stream(answer, _ask("tiny", 0), LENGTH, label, model="tiny"))
+        await answer.until(8)
+        refused = await client.move(label, target=other)
+        assert refused.status_code == 422 and other not in refused.json()["error"]["replicas"], refused.text
+        await reading
+        unknown = await client.drain("none")
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["replicas"] == sorted(replica["id"] for replica in replicas)
+        bounds = {"min_replicas": 1, "max_replicas": 2}
+        assert (await client.http.post("/mell/bounds", json=bounds)).status_code == 400
+        ordered = await client.http.post("/mell/bounds", json=bounds | {"model": "other"})
+        assert ordered.status_code == 422 and "scheduler.mode is off" in ordered.json()["error"]["message"]
+        found = await client.http.post("/mell/cache/match", json={"prompt": [5, 6, 7], "model": "other"})
+        owners = {replica["id"]: replica["model"] for replica in replicas}
+        assert [owners[replica["id"]] for replica in found.json()["replicas"]] == ["other", "other"]
+        handed = await client.http.get("/mell/hand-over")
+        assert handed.status_code == 422 and "several models" in handed.json()["error"]["message"]
+
+
+async def test_operators_see_the_models(two_models: Application) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "app.cli", "status", "--url", two_models.url),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "140"},
+    )
+    shown = (await process.communicate())[0].decode()
+    assert "model tiny: 2 of 2 wanted replicas running" in shown and "RUNNING other" in shown, shown
+    async with two_models.client() as client, client.http.stream("GET", "/mell/events") as events:
+        lines = events.aiter_lines()
+        while not (line := await anext(lines)).startswith("data: "):
+            pass
+        models = [replica[-1] for replica in json.loads(line.removeprefix("data: "))["replicas"]]
+        assert sorted(models) == ["other", "other", "tiny", "tiny"]
 
 
 def _replica_processes(model: str) -> list[psutil.Process]:

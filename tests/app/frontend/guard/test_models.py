@@ -169,7 +169,7 @@ async def test_a_model_that_does_not_answer_leaves_the_others_their_seats() -> N
     waiting = [asyncio.create_task(applications.post(model="chat")) for _ in range(9)]
     while applications.gate.running < 9:
         await asyncio.sleep(0)
-    full = await applications.post(model="chat")
+    full = await asyncio.wait_for(applications.post(model="chat"), 5)
     assert full.status_code == 503 and "too many for this class or model" in full.json()["error"]["message"]
     assert (await applications.post(model="code")).json()["from"] == "code"
     applications.open["chat"].set()
