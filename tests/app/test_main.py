@@ -250,6 +250,11 @@ def in_serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             r"deployments, Engine.autoscaling_config: write args.deployment_config.autoscaling_config",
         ),
         ({}, {"deployments": [{"name": "Ingress", "num_replicas": 2}]}, r"args.ingress.num_replicas"),
+        (
+            {},
+            {"deployments": [{"name": "Engine-chat", "num_replicas": 2}]},
+            r"deployments, Engine-chat.num_replicas: write args.deployment_config.autoscaling_config",
+        ),
         ({}, {"location": ProxyLocation.EveryNode}, "ingress.port 8000 is the port of Serve's proxy"),
         ({"ingress": {"port": None}}, {}, "ingress.port is null, and Serve has no proxy"),
         ({"model_loading_config": {"model_source": "/none"}}, {}, "model_source: there is no /none on this machine"),

@@ -181,3 +181,68 @@ async def test_a_model_without_replicas_does_not_hold_up_the_other(two_models: A
             return [replica["model"] for replica in await client.running()].count("other") == 2
 
         await eventually(two_run, START_S)
+
+
+@pytest.fixture(scope="module")
+def paced_models_run(stage: Stage) -> Iterator[Run]:
+    """One or two replicas of either of two models that keep the pace of a GPU, opened and closed by the scheduler."""
+    stage.clear()
+    port = free_port()
+    engine = {
+        "num_gpu_blocks_override": 64,
+        "block_size": 16,
+        "max_model_len": 1000,
+        "decode_s": 0.02,
+        "startup_s": 1.0,
+    }
+    scaling = {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}, "num_cpus": 0.05}
+    args = {
+        "llm_configs": [
+            {
+                "model_loading_config": {"model_id": name},
+                "engine": "paced",
+                "engine_kwargs": engine,
+                "deployment_config": scaling,
+            }
+            for name in OURS
+        ],
+        "ingress": {"port": port},
+        "scheduler": {"mode": "act", "epoch_s": 0.5, "linger_s": 3.0, "foresight_s": 0.0},
+    }
+    application = {"name": "mell", "import_path": "mell:build_app", "route_prefix": "/", "args": args}
+    path = stage.folder / "paced-models.yaml"
+    path.write_text(yaml.safe_dump({"proxy_location": "Disabled", "applications": [application]}))
+    started = Run([*COMMANDS[SERVE_RUN], str(path)], port, stage.folder)
+    try:
+        wait_until(started.healthy, START_S)
+        yield started
+    finally:
+        started.close()
+
+
+async def test_replicas_of_a_model_open_and_close_by_its_own_demand(paced_models_run: Run, stage: Stage) -> None:
+    """Four requests of one model fill more than a replica of it: a second one opens, and none of the other model."""
+    application = Application(paced_models_run.url, faults=Path(), capacity=0, folder=stage.folder)
+    most: dict[str, int] = dict.fromkeys(OURS, 0)
+
+    async def watch(client: Client) -> dict[str, int]:
+        running = [replica["model"] for replica in await client.running()]
+        for name in OURS:
+            most[name] = max(most[name], running.count(name))
+        return {name: running.count(name) for name in OURS}
+
+    async with application.client() as client:
+        asked = [client.complete(prompt(100, number), 300, model="tiny") for number in range(4)]
+        asking = asyncio.gather(*asked)
+
+        async def opened() -> bool:
+            return (await watch(client)) == {"tiny": 2, "other": 1}
+
+        await eventually(opened, 120)
+        assert all(text for text, _ in await asking)
+
+        async def closed() -> bool:
+            return (await watch(client)) == {"tiny": 1, "other": 1}
+
+        await eventually(closed, 120)
+        assert most == {"tiny": 2, "other": 1}

@@ -174,3 +174,30 @@ def test_the_settings_have_the_order_of_their_page() -> None:
     made = convert(serve(entry(engine_kwargs={"max_model_len": 8}), args={"ingress": {}, "llm_configs": [entry()]}))
     names = list(made.application["args"])
     assert names == [name for name in Settings.model_fields if name in names]
+
+
+def test_several_models_stay_in_one_application() -> None:
+    code = {"model_loading_config": {"model_id": "code", "model_source": "org/code-7b"}, "accelerator_type": "L4"}
+    fixed = {"deployment_config": {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}}
+    refused = {"engine_kwargs": {"pipeline_parallel_size": 2, "max_model_len": 64}, "lora_config": {"x": 1}}
+    two = {"deployment_config": {"num_replicas": 2}}
+    made = convert(serve(entry(**two), {**code, **two, **refused}))
+    assert made.application["args"] == {
+        "migration": {"transport": "cuda_ipc"},
+        "ingress": {"port": None},
+        "llm_configs": [entry(**fixed), {**code, **fixed, "engine_kwargs": {"max_model_len": 64}}],
+    }
+    assert [line.split(":")[0] for line in made.left_out] == [
+        "llm_configs.1.lora_config",
+        "llm_configs.1.engine_kwargs.pipeline_parallel_size",
+    ]
+    again = convert({"applications": [made.application]})
+    assert again.application == made.application and again.left_out == []
+
+
+def test_absent_files_of_one_of_several_models_are_not_read() -> None:
+    code = {"model_loading_config": {"model_id": "code", "model_source": "org/c", "chat_template": "/none.jinja"}}
+    made = convert(serve(entry(), code))
+    assert made.notes == [
+        "llm_configs.1.model_loading_config.chat_template: /none.jinja is not on this machine, and was not read"
+    ]
