@@ -176,7 +176,7 @@ class PacedEngine:
     ) -> Self:
         """Start an engine; `model` is only a name. Its mirror needs no audit, and it has no tier of host memory.
 
-        `declared` makes its pool elastic: it can have so many times the blocks of its start.
+        `declared` makes its pool elastic, as for `VllmEngine`.
 
         Raises:
             ValueError: `engine_kwargs` are not valid for `Pace`.

@@ -362,7 +362,7 @@ class RequestHost:
             self._engine.abort(run.key)
 
     def give_back(self, blocks: Blocks, block_size: int) -> int:
-        """Have requests that hold at least so many blocks continue elsewhere, from their tokens; their number.
+        """Have requests with at least `blocks` KV blocks continue elsewhere, from their tokens; return their number.
 
         Their readers submit them again. The last turns go first. Requests that move, or that no engine could continue
         exactly, stay.

@@ -8,7 +8,7 @@ vLLM makes its pool once, with all blocks that were declared. This one withholds
 
 The pool shrinks from its top down, some ids at a time, while steps run in between. Free blocks leave the prefix cache,
 with vLLM's own event, and are withheld. A used block changes places with the pool's next free block: the object keeps
-its users, its names and its place in block tables, and gets the id of the free one. No event tells of it, since the
+its users, its names and its place in block tables, and gets the id of the free one. No event is published, since the
 names stay. The workers have to copy the row and to renumber their tables before the next step (`Renumbering`).
 
 vLLM's own count of blocks follows, so its usage is that of the blocks handed out.
@@ -111,9 +111,10 @@ class ElasticPool:
         return before, after
 
     def grow(self, size: Blocks) -> Blocks:
-        """Hand out `size` blocks, if that is more than now; the new size. New blocks are handed out first.
+        """Hand out `size` blocks, unless there are as many now; return the new size.
 
-        So no cached block is evicted before them. Raises ValueError if so many were never declared.
+        New blocks are handed out first, so that no cached block is evicted before them. Raises ValueError if `size` is
+        above `declared`.
         """
         if size > self.declared:
             raise ValueError(f"{size} blocks are more than the {self.declared} declared")

@@ -85,7 +85,7 @@ class ResizeCounts:
 class Resizer:
     """Follows orders with the engine of one replica.
 
-    `give_back(blocks)` has requests leave that hold at least so many blocks.
+    `give_back(blocks)` has requests leave that have at least `blocks` KV blocks.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Resizer:
 
     @property
     def report(self) -> MemoryReport:
-        """What the replica is ordered to have, and what it holds."""
+        """The ordered plan, and the plan that the replica holds."""
         replica = self._replica
         return MemoryReport(replica.replica, replica.at, replica.ordered, replica.held)
 

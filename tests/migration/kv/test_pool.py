@@ -28,9 +28,15 @@ class Engine:
         """What the memory of each id holds, as the workers would have it."""
         self.written: dict[int, int] = {}
         """What each block of a request was filled with, by the identity of its object."""
-        self.names: dict[int, int] = {}
-        """The content of the block of each name."""
+        self.named: dict[int, int] = {}
+        """The names that blocks have had since a request got them, by the identity of their objects."""
         self._made = 0
+
+    def scatter(self, seed: int) -> None:
+        """Have free blocks be anywhere, as behind many requests."""
+        taken = self.pool.get_new_blocks(self.pool.get_num_free_blocks())
+        random.Random(seed).shuffle(taken)
+        self.pool.free_blocks(taken)
 
     def start(self, blocks: int, named: int) -> None:
         """A request with that many blocks, of which the first `named` are in the cache."""
@@ -40,10 +46,11 @@ class Engine:
         for index, block in enumerate(taken):
             self._made += 1
             self.content[block.block_id] = self.written[id(block)] = self._made
+            self.named.pop(id(block), None)
             if index < named:
                 key = make_block_hash_with_group_id(BlockHash(self._made.to_bytes(16, "big")), 0)
                 self.pool._insert_block_hash(key, block, num_tokens=16)
-                self.names[self._made] = self._made
+                self.named[id(block)] = self._made
         self.requests.append(taken)
 
     def share(self, request: int) -> None:
@@ -83,6 +90,9 @@ class Engine:
                 assert block.block_id <= self.elastic.size, "a request's block is handed out"
                 assert self.pool.blocks[block.block_id] is block
                 assert self.content[block.block_id] == self.written[id(block)], "a request reads what it has written"
+                if (name := self.named.get(id(block))) is not None:
+                    found = self.pool.get_cached_block(BlockHash(name.to_bytes(16, "big")), [0])
+                    assert found == [block], "a block of a request keeps its name"
         used = {id(block) for request in self.requests for block in request}
         assert self.elastic.used == len(used)
         assert round(self.pool.get_usage() * self.elastic.size) == len(used), "vLLM's usage is that of the size"
@@ -109,6 +119,7 @@ def test_every_name_is_at_one_id_and_every_block_is_free_used_or_withheld(
     before, pools.AT_ONCE = pools.AT_ONCE, at_once
     try:
         engine = Engine()
+        engine.scatter(len(actions))
         for act in actions:
             act(engine)
             engine.check()
