@@ -39,13 +39,14 @@ from deployments.config import (
     Disaggregation,
     EngineConfig,
     Isolation,
+    MemoryShare,
     NodePlacement,
     SchedulerConfig,
     Topology,
 )
 from deployments.serve.environment import MARK
 from deployments.serve.internals import controller
-from policies.model import SOLE_POOL, PoolId
+from policies.model import SOLE_POOL, Bytes, PoolId
 
 log = logging.getLogger("ray.serve")
 
@@ -195,7 +196,16 @@ def _engine_config(settings: Settings) -> EngineConfig:
         _scheduler_config(settings).evacuates,
         cache.recompute_s,
         settings.caching is Caching.PREFILL,
+        _memory_share(settings),
     )
+
+
+def _memory_share(settings: Settings) -> MemoryShare | None:
+    """The memory that each replica starts with: all replicas may be on one node."""
+    memory, most = settings.memory, settings.deployment_config.autoscaling_config.max_replicas
+    if memory.budget_mib is None:
+        return None
+    return MemoryShare(Bytes((memory.budget_mib << 20) // most), memory.declared)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
@@ -206,6 +216,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         bounds=bounds,
         scales=scaling.target_ongoing_requests is None,
         copies=settings.cache.copies,
+        memory=settings.memory,
         prefill_replicas=settings.prefill_replicas,
         auto_prefills=settings.disaggregation.mode is Disaggregation.AUTO,
         returns=settings.caching is Caching.FULL,

@@ -30,6 +30,7 @@ from deployments.config import (
     Caching,
     Disaggregation,
     DisaggregationSettings,
+    MemorySettings,
     MigrationSettings,
     NodePlacement,
     SchedulerSettings,
@@ -498,6 +499,7 @@ class Settings(SettingsSection):
         default_factory=DeploymentSettings, description="Replicas and resources."
     )
     cache: CacheSettings = Field(default_factory=CacheSettings, description="KV caches.")
+    memory: MemorySettings = Field(default_factory=MemorySettings, description="KV pools that change their sizes.")
     migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
     disaggregation: DisaggregationSettings = Field(
@@ -569,8 +571,24 @@ class Settings(SettingsSection):
         self._check_adapters()
         self._check_engine()
         self._check_tier()
+        self._check_memory()
         self._check_disaggregation()
         return self
+
+    def _check_memory(self) -> None:
+        """Raise ValueError for engines whose KV pools cannot change their sizes."""
+        if self.memory.budget_mib is None:
+            return
+        if self.gpus:
+            raise ValueError("memory.budget_mib: KV pools change their sizes on CPU only; remove it")
+        for name in _SIZES_OF_POOLS:
+            if name in self.engine_kwargs:
+                raise ValueError(f"engine_kwargs.{name}: memory.budget_mib decides on the KV pool; remove one of them")
+        if self.cache.dram_gib:
+            raise ValueError(
+                "cache.dram_gib: a tier of host memory finds KV blocks by ids, which change with memory.budget_mib; "
+                "remove one of them"
+            )
 
     def _check_service(self) -> None:
         """Raise ValueError for a level of the pool or of a class that no paced engine meets, even with one request."""
@@ -677,6 +695,10 @@ class Settings(SettingsSection):
                 f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
                 "but every worker has one GPU: write the same number in both"
             )
+
+
+_SIZES_OF_POOLS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+"""The engine's arguments that decide on the memory of its KV pool."""
 
 
 def served_names(model_id: str, engine_kwargs: Mapping[str, Any]) -> frozenset[str]:

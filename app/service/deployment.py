@@ -239,6 +239,10 @@ class IngressBackend:
         """See `Backend.set_role`."""
         return await self._order(lambda scheduler: scheduler.set_role(self._pool, replica, role))
 
+    async def set_memory(self, replica: str, blocks: int | None) -> MoveAnswer:
+        """See `Backend.set_memory`."""
+        return await self._order(lambda scheduler: scheduler.set_memory(self._pool, replica, blocks))
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))

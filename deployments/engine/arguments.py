@@ -36,8 +36,8 @@ def engine_args(
 ) -> AsyncEngineArgs:
     """vLLM's arguments for an engine with Mell's connector and worker extension.
 
-    `dram_gib` is the size of its tier of host memory, in all workers; 0: none. `declared` makes its KV pool elastic: the
-    number of blocks that it can have at most, divided by the number at its start; None: the pool keeps its size.
+    `dram_gib` is the size of its tier of host memory, in all workers; 0: none. `declared` makes its KV pool elastic:
+    the largest number of blocks, divided by the number at its start; None: the pool keeps its size.
 
     Raises:
         ValueError: `engine_kwargs` has an argument that Mell sets itself.

@@ -56,7 +56,7 @@ class PacedMemory:
     def __init__(self, engine: "PacedEngine", pace: Pace, declared: float) -> None:
         floor = Blocks(-(-pace.max_model_len // pace.block_size))
         self._engine = engine
-        self.capacity = engine.blocks
+        self.capacity = self.start = engine.blocks
         self.declared = Blocks(int(engine.blocks * declared))
         self.model = ModelMemory(Bytes(0), Bytes(0), Bytes(0), _BLOCK_BYTES, floor)
 
@@ -338,7 +338,9 @@ class PacedEngine:
             preemptions=scheduler.preemptions,
             steps=self._steps,
             step_tokens=self._pace.max_num_batched_tokens,
-            nominal_tokens=Tokens(self._pace.num_gpu_blocks_override * size),
+            nominal_tokens=Tokens(
+                (self._pace.num_gpu_blocks_override if self.memory is None else self.memory.start) * size
+            ),
         )
 
     @property

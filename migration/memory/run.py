@@ -9,7 +9,7 @@ from migration.memory.tables import PoolCommand, PoolEvent, PoolState, new_pool,
 from migration.protocol.ports import Clock
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
 from policies.memory.plan import MemoryPlan, ModelMemory
-from policies.model import Blocks, ReplicaId
+from policies.model import Blocks, Bytes, ReplicaId
 
 _LOOK_S = 0.05
 """The time between two looks for room, in seconds."""
@@ -43,6 +43,8 @@ class EngineMemory(Protocol):
     """The bytes of its parts; `fixed` is measured at the start."""
     declared: Blocks
     """The most blocks that it may have."""
+    start: Blocks
+    """The number of its blocks when the replica begins to serve."""
 
     @property
     def size(self) -> Blocks:
@@ -71,6 +73,38 @@ class EngineMemory(Protocol):
         ...
 
 
+def start_size(memory: EngineMemory, share: Bytes) -> Blocks:
+    """The blocks of an engine at its start, in a share of so many bytes for all that the replica holds.
+
+    Raises:
+        ValueError: the share does not hold one request of the model's whole context.
+    """
+    model, most = memory.model, memory.model.blocks_in(share)
+    if most < model.floor:
+        parts = (model.parameters, model.fixed, model.floor * model.block)
+        names = "parameters", "processes", "KV of one request of max_model_len"
+        listed = " + ".join(f"{_mib(part)} ({name})" for part, name in zip(parts, names, strict=True))
+        raise ValueError(
+            f"memory.budget_mib: a replica needs {listed} = {_mib(model.least)} MiB, and its share, budget_mib divided "
+            f"by max_replicas, is {_mib(share)} MiB: raise budget_mib, or lower max_replicas or max_model_len"
+        )
+    return max(model.floor, min(memory.size, most))
+
+
+def _mib(size: int) -> int:
+    return -(-size >> 20)
+
+
+async def begin(memory: EngineMemory, blocks: Blocks) -> None:
+    """Give an engine without requests its size at the start."""
+    memory.start = blocks
+    while (await memory.fit(blocks)).size > blocks:
+        pass
+    await memory.grow(blocks)
+    await memory.release(blocks)
+    memory.announce(blocks)
+
+
 @dataclass(frozen=True, slots=True)
 class ResizeCounts:
     """Resizes since the start that ended or failed, their seconds, and the blocks that changed places."""
@@ -92,11 +126,9 @@ class Resizer:
         self,
         replica: ReplicaId,
         memory: EngineMemory,
-        start: Blocks,
         clock: Clock,
-        give_back: Callable[[Blocks], None],
+        give_back: Callable[[Blocks], object],
     ) -> None:
-        """`start` is the size that the pool has when nobody has ordered another one."""
         self._memory = memory
         self._clock = clock
         self._give_back = give_back
@@ -107,7 +139,6 @@ class Resizer:
         self._deadline = self._ordered_at = 0.0
         self._shrink_s = 0.0
         self._over = Blocks(0)
-        self.start = start
         self.cause: str | None = None
         """The reason why the replica holds more than it was ordered to; None if it does not."""
         self.counts = ResizeCounts()
@@ -132,6 +163,11 @@ class Resizer:
     def held(self) -> Blocks:
         """The number of blocks whose memory the replica may have."""
         return _blocks(self._replica.held)
+
+    def asked(self, fence: int) -> MemoryReport:
+        """The report for a scheduler with this fence, which no older one may order anything after."""
+        self._replica, report = self._replica.asked(fence)
+        return report or self.report
 
     def obey(self, order: MemoryOrder, shrink_s: float) -> MemoryReport:
         """Take an order, unless a newer one has come; requests beyond it have `shrink_s` seconds to move away."""

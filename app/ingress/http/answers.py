@@ -91,6 +91,32 @@ class CacheState(Described):
     prompt_tokens: CachedPrompts
 
 
+class MemoryState(Described):
+    """The elastic KV pool of a replica, see memory.md."""
+
+    device: str = Field(description="The node whose memory it has.")
+    state: str = Field(description="`settled`, or what the pool does: `fitting`, `waiting`, `releasing`, `growing`.")
+    blocks: int = Field(description="The blocks that the engine hands out.")
+    ordered_blocks: int
+    held_blocks: int = Field(description="The blocks whose memory the replica may have.")
+    declared_blocks: int = Field(description="The most that it can have.")
+    least_blocks: int = Field(description="The fewest that it can have: those of a request of `max_model_len`.")
+    used_blocks: int = Field(description="Blocks of requests.")
+    parameters_mib: int
+    kv_mib: int = Field(description="The memory of `held_blocks`.")
+    rest_mib: int = Field(description="What its processes held beside parameters and KV at their start.")
+    cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
+
+
+class DeviceState(Described):
+    """The memory of a node, see memory.md."""
+
+    id: str = Field(description="The node.")
+    budget_mib: int
+    ordered_mib: int = Field(description="The most that its replicas may hold, by their orders and reports.")
+    held_mib: int = Field(description="What they hold, by their reports.")
+
+
 class ReplicaDetails(Described):
     """A replica with its requests."""
 
@@ -110,6 +136,7 @@ class ReplicaDetails(Described):
     staging_slots_in_use: int
     cache: CacheState | None = Field(description="`null` if the replica does not report.")
     requests: list[RunningRequest]
+    memory: MemoryState | None = Field(None, description="Only with `memory.budget_mib`.")
 
 
 class State(Described):
@@ -164,6 +191,9 @@ class State(Described):
         description="What the mode `act` would do: `replicas_needed` beside `replicas_now`, and its `moves` in "
         "`since_s` seconds, each counted once until its request leaves its replica; `said` is a sentence. Only in the "
         "mode `observe`.",
+    )
+    devices: list[DeviceState] = Field(
+        default_factory=list, description="The memory of nodes. Only with `memory.budget_mib`."
     )
     replicas: list[ReplicaDetails]
 
@@ -298,6 +328,13 @@ class RoleSet(Described):
 
     id: str = Field(description="The replica.")
     role: Role | None = Field(description="`null`: the role that Mell assigns.")
+
+
+class MemorySet(Described):
+    """The size of a KV pool that an operator has ordered."""
+
+    id: str = Field(description="The replica.")
+    blocks: int | None = Field(description="`null`: the size of its start.")
 
 
 class Modes(Described):

@@ -47,7 +47,7 @@ class Orders:
         assert memory is not None
         self.given_back: list[int] = []
         self.memory = memory
-        self.resizer = Resizer(ReplicaId("a"), memory, memory.size, time.monotonic, self.given_back.append)
+        self.resizer = Resizer(ReplicaId("a"), memory, time.monotonic, self.given_back.append)
         self._number = 0
 
     async def order(self, blocks: int, shrink_s: float = 60.0) -> None:

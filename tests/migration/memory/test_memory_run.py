@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from migration.memory.run import EngineEnded, Fitted, Resizer
+from migration.memory.run import EngineEnded, Fitted, Resizer, begin, start_size
 from migration.memory.tables import PoolState
 from policies.memory.ledger import MemoryOrder, OrderNumber
 from policies.memory.plan import MemoryPlan, ModelMemory
@@ -22,6 +22,7 @@ class FakePool:
     def __init__(self, size: int = 20, declared: int = 60) -> None:
         self.model = ModelMemory(Bytes(0), Bytes(0), Bytes(0), Bytes(1), Blocks(4))
         self.declared = Blocks(declared)
+        self.start = Blocks(size)
         self.size = self.capacity = self.pages = Blocks(size)
         self.used = Blocks(0)
         self.refuses = False
@@ -63,7 +64,7 @@ class Ordered:
     def __init__(self, **sizes: int) -> None:
         self.pool = FakePool(**sizes)
         self.given: list[int] = []
-        self.resizer = Resizer(R, self.pool, Blocks(20), virtual_loop().time, self.give_back)
+        self.resizer = Resizer(R, self.pool, virtual_loop().time, self.give_back)
         self._number = 0
 
     def give_back(self, blocks: Blocks) -> None:
@@ -178,3 +179,32 @@ async def test_whatever_is_ordered_and_when_the_last_order_is_followed(seed: int
     await ordered.resizer.settled()
     assert set(ordered.at()) == {ordered.resizer.ordered}
     assert ordered.pool.used <= ordered.pool.size
+
+
+MIB = 1 << 20
+
+
+def of_share(share_mib: int, size: int = 500) -> int:
+    pool = FakePool(size, declared=900)
+    pool.model = ModelMemory(Bytes(100 * MIB), Bytes(60 * MIB), Bytes(0), Bytes(MIB), Blocks(40))
+    return start_size(pool, Bytes(share_mib * MIB))
+
+
+def test_a_pool_starts_with_what_fits_into_its_share() -> None:
+    assert of_share(200) == 40 and of_share(360) == 200
+    assert of_share(9000) == 500, "not with more than without a share"
+    assert of_share(9000, size=20) == 40, "but with the least"
+
+
+def test_a_share_below_the_least_is_refused_with_the_sum() -> None:
+    with pytest.raises(
+        ValueError, match=r"100 \(parameters\) \+ 60 \(processes\) \+ 40 \(KV .*\) = 200 MiB, and .* 199"
+    ):
+        of_share(199)
+
+
+@pytest.mark.parametrize("blocks", [8, 20, 40])
+async def test_a_pool_has_the_size_of_its_start_before_the_first_request(blocks: int) -> None:
+    pool = FakePool()
+    await begin(pool, Blocks(blocks))
+    assert (pool.start, pool.size, pool.capacity, pool.pages) == (blocks,) * 4
