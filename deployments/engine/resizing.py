@@ -1,7 +1,8 @@
 """The elastic KV pool of a vLLM engine, over the utility calls of its core (`migration.kv.executor`)."""
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -15,7 +16,7 @@ from policies.model import Blocks, Bytes
 class CoreCalls(Protocol):
     """The part of vLLM's client of a core that this room uses."""
 
-    async def collective_rpc_async(self, method: str, args: tuple[Any, ...] = ()) -> Sequence[Any]:
+    def collective_rpc_async(self, method: str, args: tuple[Any, ...] = ()) -> Coroutine[Any, Any, Sequence[Any]]:
         """Call a method of the core's executor, and so of all workers."""
         ...
 
@@ -32,9 +33,14 @@ class VllmMemory:
         use: Callable[[], float],
         running: Callable[[], int],
         on_size: Callable[[Blocks], None],
+        ended: Callable[[], Coroutine[Any, Any, str]],
     ) -> None:
-        """`use` is the used share of the blocks that are handed out, `running` the number of running requests."""
+        """`use` is the used share of the blocks that are handed out, `running` the number of running requests.
+
+        `ended` waits for the end of the core, and returns the reason.
+        """
         self._core = core
+        self._ended = ended
         self._size = self.capacity = self.start = size
         self._use = use
         self._running = running
@@ -78,10 +84,20 @@ class VllmMemory:
         return fitted
 
     async def _all(self, method: str, *args: int) -> Sequence[Any]:
+        call = asyncio.create_task(self._core.collective_rpc_async(method, args=args))
+        # vLLM's client leaves calls unanswered if the core ends.
+        end = asyncio.create_task(self._ended())
         try:
-            return await self._core.collective_rpc_async(method, args=args)
+            await asyncio.wait((call, end), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise EngineEnded(end.result())
+            return call.result()
         except EngineDeadError as error:
             raise EngineEnded(str(error)) from error
+        finally:
+            call.cancel()
+            end.cancel()
+            await asyncio.wait((call, end))
 
 
 def measured(

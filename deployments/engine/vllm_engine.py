@@ -188,7 +188,13 @@ class VllmEngine:
             use=lambda: self._metrics.scheduler.kv_cache_usage,
             running=lambda: self._metrics.scheduler.num_running_reqs,
             on_size=self._resized,
+            ended=self._end,
         )
+
+    async def _end(self) -> str:
+        """Wait for the end of the core; the reason."""
+        await asyncio.wait((self._reading,))
+        return self.death or ""
 
     def _resized(self, blocks: Blocks) -> None:
         self._metrics.steps.capacity = blocks * self._block_size

@@ -148,7 +148,7 @@ def spoil(worker: Any) -> None:
     layout.move = move
 
 
-async def test_noise_in_a_block_that_changed_its_place_changes_the_output() -> None:
+async def test_noise_in_a_block_that_changed_its_place_changes_the_output_and_a_failed_copy_ends_the_engine() -> None:
     async with elastic_pair() as pair:
         orders = Orders(pair)
         await orders.order(MOST)
@@ -161,18 +161,34 @@ async def test_noise_in_a_block_that_changed_its_place_changes_the_output() -> N
         stop.set()
         await resizing
         assert orders.resizer.counts.renumbered and got != want
+        await orders.order(MOST)
+        await pair.engine._core.collective_rpc_async(refuse)
+        lost = asyncio.create_task(answers(pair, "lost", (), 1))
+        with pytest.raises(AssertionError):
+            await resizes(orders, asyncio.Event())
+        assert orders.resizer.state is PoolState.OVER and pair.engine.death is not None
+        with pytest.raises(AssertionError, match="was lost: the engine died"):
+            await lost
+
+
+def refuse(worker: Any) -> None:
+    """In a worker: no block can be copied to its new place."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    def move(moved: Sequence[tuple[int, int]]) -> None:
+        raise MemoryError
+
+    get_kv_transfer_group().layout.move = move
 
 
 def resident(pair: EnginePair) -> int:
-    """The bytes of the engine's KV pool that are in memory, by the page maps of its worker."""
+    """The bytes of a worker's mappings in memory that may have its KV pool, by its page maps."""
     (pid,) = pair.engine.processes.workers
     memory = pair.engine.memory
     assert memory is not None
     declared = (memory.declared + 1) * memory.model.block
     # A mapping may have grown by its neighbours.
-    rss = [each.rss for each in psutil.Process(pid).memory_maps(grouped=False) if each.size >= declared]
-    assert len(rss) == 1, "the pool is the largest mapping"
-    return int(rss[0])
+    return sum(int(each.rss) for each in psutil.Process(pid).memory_maps(grouped=False) if each.size >= declared)
 
 
 async def fill(pair: EnginePair, name: str, blocks: int) -> None:
@@ -185,9 +201,11 @@ async def test_memory_follows_the_size() -> None:
     async with elastic_pair(num_gpu_blocks_override=1001, max_num_batched_tokens=2048) as pair:
         orders = Orders(pair)
         assert (orders.memory.size, orders.memory.declared) == (1000, 3002)
-        assert resident(pair) < 50 * orders.memory.model.block, "what is declared is not there before it is used"
+        block, empty = orders.memory.model.block, resident(pair)
+        # Some of it is of neighbours in the same mapping.
+        assert empty < 0.1 * 3002 * block, "what is declared is not there before it is used"
         for size in (1500, 700, 1100, 100):
             await orders.order(size)
-            assert resident(pair) <= 1.1 * size * orders.memory.model.block
+            assert resident(pair) - empty <= 1.1 * size * block
             await fill(pair, f"fill {size}", size)
-            assert resident(pair) == pytest.approx(size * orders.memory.model.block, rel=0.1), size
+            assert resident(pair) - empty == pytest.approx(size * block, rel=0.1), size
