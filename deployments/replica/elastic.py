@@ -34,7 +34,7 @@ class KvPool:
     ) -> Self:
         """Give the pool of an engine without requests the size that fits into the replica's share.
 
-        `give_back(blocks, block_size)` has requests with at least so many blocks leave, and returns their number.
+        `give_back` is that of `RequestHost`.
 
         Raises:
             ValueError: see `start_size`.

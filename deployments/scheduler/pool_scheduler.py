@@ -11,12 +11,12 @@ from deployments.api.report import replica_json
 from deployments.config import SchedulerConfig
 from deployments.metrics.exposition import Family
 from deployments.metrics.telemetry import Telemetry
-from deployments.scheduler.device_memory import DeviceMemory, ReportedMemory
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.evacuating import Evacuations
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing
+from deployments.scheduler.node_memory import NodeMemory, ReportedMemory
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
@@ -124,7 +124,7 @@ class PoolScheduler:
             ports.replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
-        self._devices = DeviceMemory(config.memory, fence, ports.replicas, self._reported_memory, config.bounds[1])
+        self._devices = NodeMemory(config.memory, fence, ports.replicas, self._reported_memory, config.bounds[1])
         self.live = LivePool(
             self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
         )

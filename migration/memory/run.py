@@ -74,7 +74,7 @@ class EngineMemory(Protocol):
 
 
 def start_size(memory: EngineMemory, share: Bytes) -> Blocks:
-    """The blocks of an engine at its start, in a share of so many bytes for all that the replica holds.
+    """The blocks of an engine at its start. `share` is for all memory that the replica holds.
 
     Raises:
         ValueError: the share does not hold one request of the model's whole context.

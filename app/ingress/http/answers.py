@@ -108,7 +108,7 @@ class MemoryState(Described):
     cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
 
 
-class DeviceState(Described):
+class NodeMemoryState(Described):
     """The memory of a node, see memory.md."""
 
     id: str = Field(description="The node.")
@@ -192,7 +192,7 @@ class State(Described):
         "`since_s` seconds, each counted once until its request leaves its replica; `said` is a sentence. Only in the "
         "mode `observe`.",
     )
-    devices: list[DeviceState] = Field(
+    devices: list[NodeMemoryState] = Field(
         default_factory=list, description="The memory of nodes. Only with `memory.budget_mib`."
     )
     replicas: list[ReplicaDetails]

@@ -28,7 +28,7 @@ class ReportedMemory:
     memory: ElasticMemory
 
 
-class DeviceMemory:
+class NodeMemory:
     """The ledgers of all nodes, for one scheduler.
 
     `reported` gives the pools of all replicas by their newest reports, `most` the maximum number of replicas.
@@ -101,7 +101,7 @@ class DeviceMemory:
         return MoveAccepted(order.replica)
 
     def _out_of_bounds(self, memory: ElasticMemory, wanted: Blocks) -> str | None:
-        """The reason why the replica cannot have so many blocks, whatever others have."""
+        """The reason why the replica cannot have the wanted blocks, whatever others have."""
         if wanted < memory.model.floor:
             least = memory.model.floor
             return f"a pool of {wanted} blocks does not hold a request of max_model_len: write {least} or more"

@@ -7,7 +7,7 @@ import pytest
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.api.report import ElasticMemory
 from deployments.config import MemorySettings
-from deployments.scheduler.device_memory import DeviceMemory, ReportedMemory
+from deployments.scheduler.node_memory import NodeMemory, ReportedMemory
 from migration.protocol.errors import PeerLost
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
 from policies.memory.plan import MemoryPlan, ModelMemory
@@ -30,7 +30,7 @@ class Node:
         }
         self.start = Blocks(blocks)
         self.lost = False
-        self.devices = DeviceMemory(MemorySettings(budget_mib=budget, shrink_s=2.0), FENCE, self, self.reported, most)
+        self.devices = NodeMemory(MemorySettings(budget_mib=budget, shrink_s=2.0), FENCE, self, self.reported, most)
 
     def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
         return AnsweringReplica(self, replica)
