@@ -135,6 +135,24 @@ async def test_requests_beyond_a_smaller_pool_move_to_another_replica(elastic: A
         await have(client, **{other: MOST})
 
 
+async def test_requests_that_fit_nowhere_are_given_back_and_continue_from_their_tokens(elastic: Application) -> None:
+    async with elastic.client() as client:
+        a, b = await as_at_the_start(client)
+        asked = prompts("given back", tokens=400)
+        want = await streamed(client, "kept", asked)
+        await client.settle()
+        streams = asyncio.create_task(streamed(client, "given-back", asked))
+
+        async def used() -> bool:
+            found = await memories(client)
+            return bool(sum(m["used_blocks"] for m in found.values()) > 3 * LEAST)
+
+        await eventually(used)
+        await order(client, **{a: LEAST, b: LEAST})
+        await have(client, **{a: LEAST, b: LEAST})
+        assert await streams == want
+
+
 async def test_memory_of_a_replica_follows_its_size(elastic: Application) -> None:
     async with elastic.client() as client:
         a, b = await as_at_the_start(client)
