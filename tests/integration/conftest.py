@@ -261,6 +261,7 @@ def _elastic() -> dict[str, Any]:
     args = config["applications"][0]["args"]
     args["engine_kwargs"] |= {"num_gpu_blocks_override": ELASTIC_BLOCKS + 1, "max_model_len": 1024, "max_num_seqs": 32}
     args["scheduler"] = {"mode": "act", "epoch_s": 0.5, "cooldown_s": 1.0}
+    args["deployment_config"]["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
     args["memory"] = {"budget_mib": 8000, "declared": ELASTIC_TIMES, "shrink_s": 5.0}
     return config
 
