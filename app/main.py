@@ -42,13 +42,14 @@ from deployments.config import (
     Disaggregation,
     EngineConfig,
     Isolation,
+    MemoryShare,
     NodePlacement,
     SchedulerConfig,
     Topology,
 )
 from deployments.serve.environment import MARK
 from deployments.serve.internals import controller
-from policies.model import SOLE_POOL, PoolId
+from policies.model import SOLE_POOL, Bytes, PoolId
 
 log = logging.getLogger("ray.serve")
 
@@ -223,7 +224,16 @@ def _engine_config(settings: Settings, model: ModelSettings) -> EngineConfig:
         _pool_config(settings, model).evacuates,
         cache.recompute_s,
         model.caching is Caching.PREFILL,
+        _memory_share(settings, model),
     )
+
+
+def _memory_share(settings: Settings, model: ModelSettings) -> MemoryShare | None:
+    """The memory that each replica starts with: all replicas may be on one node."""
+    memory, most = settings.memory, model.deployment_config.autoscaling_config.max_replicas
+    if memory.budget_mib is None:
+        return None
+    return MemoryShare(Bytes((memory.budget_mib << 20) // most), memory.declared)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
@@ -242,6 +252,7 @@ def _pool_config(settings: Settings, model: ModelSettings) -> SchedulerConfig:
         bounds=(scaling.min_replicas, scaling.max_replicas),
         scales=scaling.target_ongoing_requests is None,
         copies=model.cache.copies,
+        memory=settings.memory,
         prefill_replicas=model.prefill_replicas,
         auto_prefills=model.disaggregation.mode is Disaggregation.AUTO,
         returns=model.caching is Caching.FULL,

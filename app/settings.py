@@ -31,6 +31,7 @@ from deployments.config import (
     Caching,
     Disaggregation,
     DisaggregationSettings,
+    MemorySettings,
     MigrationSettings,
     NodePlacement,
     SchedulerSettings,
@@ -641,6 +642,7 @@ _OF_MODELS: Mapping[str, str] = {"scheduler": "slo", "ingress": "frontend_kwargs
 class Settings(ModelSections):
     """All settings under `args`."""
 
+    memory: MemorySettings = Field(default_factory=MemorySettings, description="KV pools that change their sizes.")
     migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
@@ -684,7 +686,26 @@ class Settings(ModelSections):
                 lines = [f"llm_configs.{number}: {line}" for line in str(error).splitlines()]
                 raise ValueError("\n".join(lines)) from None
         self._check_names()
+        self._check_memory()
         return self
+
+    def _check_memory(self) -> None:
+        """Raise ValueError for engines whose KV pools cannot change their sizes."""
+        if self.memory.budget_mib is None:
+            return
+        if len(self.models) > 1:
+            raise ValueError("memory.budget_mib: several models have KV pools of fixed sizes; remove it")
+        (model,) = self.models
+        if model.gpus:
+            raise ValueError("memory.budget_mib: KV pools change their sizes on CPU only; remove it")
+        for name in _SIZES_OF_POOLS:
+            if name in model.engine_kwargs:
+                raise ValueError(f"engine_kwargs.{name}: memory.budget_mib decides on the KV pool; remove one of them")
+        if model.cache.dram_gib:
+            raise ValueError(
+                "cache.dram_gib: a tier of host memory finds KV blocks by ids, which change with memory.budget_mib; "
+                "remove one of them"
+            )
 
     def _check_names(self) -> None:
         """Raise ValueError if two models have a name, or an adapter's name, in common."""
@@ -792,6 +813,10 @@ class Settings(ModelSections):
                 raise ValueError(f"ingress.service_tiers.{tier}: there is no class {name!r}; the classes are {known}")
         if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
             raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
+
+
+_SIZES_OF_POOLS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+"""The engine's arguments that decide on the memory of its KV pool."""
 
 
 def served_names(model_id: str, engine_kwargs: Mapping[str, Any]) -> frozenset[str]:

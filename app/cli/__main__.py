@@ -283,6 +283,33 @@ def role(
         orders.set_role(endpoint, terminal, replica, role)
 
 
+def _check_blocks(value: str | None) -> str | None:
+    if value in (None, orders.AUTO) or (value.isdecimal() and int(value) > 0):
+        return value
+    raise typer.BadParameter(f"{value!r} is no number of blocks: write a whole number above 0, or {orders.AUTO}")
+
+
+@app.command()
+def memory(
+    replica: Annotated[str | None, typer.Argument(help="Id of the replica; without it, all are shown.")] = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option(callback=_check_blocks, metavar="N|auto", help="Size of the KV pool; auto: that of its start."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Show the memory of replicas, or set the size of one's KV pool.
+
+    The pool changes its size under running requests. It needs memory.budget_mib.
+    """
+    if blocks is not None and replica is None:
+        raise typer.BadParameter("--blocks needs a replica")
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.memory(endpoint, terminal, replica, blocks)
+
+
 @app.command()
 def mode(
     mode: Annotated[

@@ -90,6 +90,10 @@ class MellEndpoint:
         """Set a replica's role; the answer."""
         return self._wait(self._mell.set_role(replica, role), ordered=True)
 
+    def set_memory(self, replica: str, blocks: int | None) -> dict[str, Any]:
+        """Set the size of a replica's KV pool; the answer."""
+        return self._wait(self._mell.set_memory(replica, blocks), ordered=True)
+
     def mode(self) -> dict[str, Any]:
         """`/mell/mode`."""
         return self._wait(self._mell.mode())

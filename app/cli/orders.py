@@ -1,4 +1,4 @@
-"""`mell move`, `drain`, `node drain`, `hand-over`, `role`, `mode`: give an order and, with --wait, see its outcome."""
+"""`mell move`, `drain`, `hand-over`, `role`, `memory`, `mode` and others: give an order, or with --wait see its end."""
 
 from enum import StrEnum
 from typing import Any
@@ -7,8 +7,9 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.formatting import plural, shown_mode
 from app.cli.migrations import summary
+from app.cli.status import memory_table
 from app.cli.terminal import PATIENCE_S, WAIT_INTERVAL_S, Terminal
-from app.client.documents import ReplicaDocument
+from app.client.documents import ReplicaDocument, parse_state
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Role
 
@@ -149,6 +150,10 @@ def _wait_until_handed_over(endpoint: MellEndpoint, terminal: Terminal, shown: s
     raise Failed(f"after {wait_s:g} s: {shown}")
 
 
+AUTO = "auto"
+"""The size of a KV pool at its start."""
+
+
 class ModeChoice(StrEnum):
     """A mode of the scheduler: `policies.decision.limits.Mode`, without its imports."""
 
@@ -190,6 +195,26 @@ def set_role(endpoint: MellEndpoint, terminal: Terminal, replica: str, role: Rol
     answer = endpoint.set_role(replica, None if role is RoleChoice.AUTO else role)
     terminal.show(f"{replica}: " + ("Mell assigns its role" if role is RoleChoice.AUTO else f"its role is {role}"))
     terminal.write(answer)
+
+
+def memory(endpoint: MellEndpoint, terminal: Terminal, replica: str | None, blocks: str | None) -> None:
+    """Set the size of a replica's KV pool, or show all pools, or one of them. Raises Failed without elastic pools."""
+    if blocks is not None and replica is not None:
+        answer = endpoint.set_memory(replica, None if blocks == AUTO else int(blocks))
+        size = "the size of its start" if blocks == AUTO else plural(int(blocks), "block")
+        terminal.show(f"{replica}: its KV pool gets {size}")
+        terminal.write(answer)
+        return
+    document = endpoint.state_document()
+    found = [each for each in parse_state(document).replicas if replica in (None, each.id)]
+    if replica is not None and not found:
+        raise Failed(f"no replica {replica!r} is running")
+    if not any(each.memory for each in found):
+        raise Failed("KV pools keep their sizes: memory.budget_mib is not set")
+    terminal.show(memory_table(found))
+    devices = {"devices": document.get("devices", [])} if replica is None else {}
+    listed = [{"id": each["id"], "memory": each.get("memory")} for each in document["replicas"]]
+    terminal.write({"replicas": [each for each in listed if replica in (None, each["id"])], **devices})
 
 
 def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int, model: str | None) -> None:

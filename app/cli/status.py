@@ -186,6 +186,21 @@ def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
     return table
 
 
+def memory_table(replicas: Sequence[ReplicaDocument]) -> Table:
+    """One row per replica with an elastic KV pool."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("REPLICA", "POOL"):
+        table.add_column(name, no_wrap=True)
+    for name in ("USED", "BLOCKS", "ORDERED", "LEAST", "MOST", "MIB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for replica in replicas:
+        if (pool := replica.memory) is not None:
+            sizes = (pool.used_blocks, pool.blocks, pool.ordered_blocks, pool.least_blocks, pool.declared_blocks)
+            state = pool.state if pool.cause is None else f"{pool.state}: {pool.cause}"
+            table.add_row(Text(replica.id), Text(state), *(Text(f"{size:,}") for size in (*sizes, pool.mib)))
+    return table
+
+
 def styled_state(replica: ReplicaDocument) -> Text:
     """A replica's state in its colour, with its role if it has one, and its model if there are several.
 

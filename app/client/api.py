@@ -168,6 +168,10 @@ class ApiClient:
         """Set a replica's role, or with None have Mell assign it again; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/role", _object, {"role": role})
 
+    async def set_memory(self, replica: str, blocks: int | None) -> dict[str, Any]:
+        """Set the size of a replica's KV pool, or with None that of its start; the answer."""
+        return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/memory", _object, {"blocks": blocks})
+
     async def mode(self) -> dict[str, str]:
         """The scheduler's mode and the configured one: the document at `/mell/mode`."""
         return await self._call(

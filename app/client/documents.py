@@ -37,6 +37,20 @@ class RequestDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryDocument:
+    """The elastic KV pool of a replica, in blocks, and the memory that the replica may have."""
+
+    state: str
+    blocks: int
+    ordered_blocks: int
+    declared_blocks: int
+    least_blocks: int
+    used_blocks: int
+    mib: int
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaDocument:
     """A replica; tokens count KV cache entries, 0 while it starts. `role_by_hand` is what an operator has set."""
 
@@ -50,6 +64,7 @@ class ReplicaDocument:
     role: str = Role.BOTH
     role_by_hand: str | None = None
     model: str | None = None
+    memory: MemoryDocument | None = None
 
     @property
     def waiting(self) -> int:
@@ -349,6 +364,20 @@ def _replica(item: Mapping[str, Any]) -> ReplicaDocument:
         role=str(item.get("role", Role.BOTH)),
         role_by_hand=item.get("role_by_hand"),
         model=item.get("model"),
+        memory=_memory(item["memory"]) if item.get("memory") else None,
+    )
+
+
+def _memory(item: Mapping[str, Any]) -> MemoryDocument:
+    return MemoryDocument(
+        state=str(item["state"]),
+        blocks=int(item["blocks"]),
+        ordered_blocks=int(item["ordered_blocks"]),
+        declared_blocks=int(item["declared_blocks"]),
+        least_blocks=int(item["least_blocks"]),
+        used_blocks=int(item["used_blocks"]),
+        mib=sum(int(item[part]) for part in ("parameters_mib", "kv_mib", "rest_mib")),
+        cause=item.get("cause"),
     )
 
 

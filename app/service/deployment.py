@@ -297,6 +297,10 @@ class IngressBackend:
         """See `Backend.set_role`."""
         return await self._find(lambda scheduler, pool: scheduler.set_role(pool, replica, role))
 
+    async def set_memory(self, replica: str, blocks: int | None) -> MoveAnswer:
+        """See `Backend.set_memory`."""
+        return await self._find(lambda scheduler, pool: scheduler.set_memory(pool, replica, blocks))
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))

@@ -32,6 +32,7 @@ from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, PlacingView
+from policies.memory.ledger import MemoryOrder, MemoryReport
 from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
@@ -124,6 +125,14 @@ class ControlApi(Protocol):
 
     async def reopen(self, fence: int) -> None:
         """Take requests again. Raises Refused if Serve is stopping the replica."""
+        ...
+
+    async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
+        """Converge to a memory plan, unless a newer order has come; the state of that.
+
+        Requests that do not fit into a smaller KV pool have `shrink_s` seconds to move away. Raises Refused if the pool
+        keeps its size.
+        """
         ...
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
@@ -299,6 +308,10 @@ class OperatorApi(Protocol):
 
     async def set_role(self, pool: PoolId, replica: str, role: Role | None) -> MoveAnswer:
         """Set a replica's role; with None, the scheduler assigns it again."""
+        ...
+
+    async def set_memory(self, pool: PoolId, replica: str, blocks: int | None) -> MoveAnswer:
+        """Set the size of a replica's KV pool; with None, that of its start."""
         ...
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:

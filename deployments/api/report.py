@@ -6,14 +6,52 @@ from typing import Any
 from deployments.cache.occupancy import CacheReport
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import Report
-from policies.model import ReplicaLoad, Role
+from policies.memory.ledger import MemoryReport
+from policies.memory.plan import ModelMemory
+from policies.model import Blocks, ReplicaLoad, Role
 from policies.prefix.names import Naming
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticMemory:
+    """A replica's elastic KV pool: `size` blocks are handed out, `used` of them belong to requests.
+
+    `declared` blocks are the most that it can have, and `start` those of its start. `state` is that of
+    `migration.memory.tables`; `cause` is the reason why the replica holds more than it was ordered to.
+    """
+
+    report: MemoryReport
+    model: ModelMemory
+    declared: Blocks
+    start: Blocks
+    size: Blocks
+    used: Blocks
+    state: str
+    cause: str | None = None
+
+    def to_json(self, node: str) -> dict[str, Any]:
+        """The member `memory` of a replica in `/mell/state`."""
+        held, ordered = self.report.held.blocks or 0, self.report.ordered.blocks or 0
+        return {
+            "device": node,
+            "state": self.state,
+            "blocks": self.size,
+            "ordered_blocks": ordered,
+            "held_blocks": held,
+            "declared_blocks": self.declared,
+            "least_blocks": self.model.floor,
+            "used_blocks": self.used,
+            "parameters_mib": self.model.parameters >> 20,
+            "kv_mib": held * self.model.block >> 20,
+            "rest_mib": self.model.fixed >> 20,
+            "cause": self.cause,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """A replica's figures for operators: process ids (replica, engine core, workers), counters since its start, the
-    number of staging slots in use, its prefix cache, and its engine's naming of blocks.
+    number of staging slots in use, its prefix cache, its engine's naming of blocks, and its KV pool if that is elastic.
     """
 
     pids: tuple[int, ...] = ()
@@ -22,6 +60,7 @@ class Gauges:
     slots_in_use: int = 0
     cache: CacheReport | None = None
     naming: Naming | None = None
+    memory: ElasticMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +80,7 @@ def replica_json(
     load: ReplicaLoad, gauges: Gauges = Gauges(), role: Role = Role.BOTH, by_hand: Role | None = None
 ) -> dict[str, Any]:
     """A replica's entry in `/mell/state`. `by_hand` is the role that an operator has set."""
+    memory = {} if gauges.memory is None else {"memory": gauges.memory.to_json(load.node)}
     return {
         "id": load.id,
         "state": load.state,
@@ -69,4 +109,5 @@ def replica_json(
             }
             for r in load.requests
         ],
+        **memory,
     }

@@ -45,6 +45,7 @@ from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.limits import Mode
 from policies.decision.placement import Decision, PlacingView
+from policies.memory.ledger import MemoryOrder, MemoryReport
 from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
@@ -173,6 +174,10 @@ class EngineStub:
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
         await self._control.call(ControlApi.reopen, fence)
+
+    async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
+        """See `ControlApi.set_memory`."""
+        return await self._control.call(ControlApi.set_memory, order, shrink_s, fence)
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         """See `ControlApi.cached_contexts`."""
@@ -359,6 +364,10 @@ class SchedulerStub:
     async def set_role(self, pool: PoolId, replica: str, role: Role | None) -> MoveAnswer:
         """See `OperatorApi.set_role`."""
         return await self._call(SchedulerApi.set_role, pool, replica, role)
+
+    async def set_memory(self, pool: PoolId, replica: str, blocks: int | None) -> MoveAnswer:
+        """See `OperatorApi.set_memory`."""
+        return await self._call(SchedulerApi.set_memory, pool, replica, blocks)
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`."""

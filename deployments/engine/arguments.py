@@ -16,6 +16,8 @@ from vllm.config import (
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
+from migration.kv.pool import DECLARED
+
 OWNED = (
     "kv_events_config",
     "kv_transfer_config",
@@ -29,10 +31,13 @@ USAGE = UsageContext.OPENAI_API_SERVER
 """vLLM's defaults depend on it, so that of vLLM's own server: on an H100, 8,192 tokens per step instead of 2,048."""
 
 
-def engine_args(model: str, engine_kwargs: Mapping[str, Any], dram_gib: float = 0.0) -> AsyncEngineArgs:
+def engine_args(
+    model: str, engine_kwargs: Mapping[str, Any], dram_gib: float = 0.0, declared: float | None = None
+) -> AsyncEngineArgs:
     """vLLM's arguments for an engine with Mell's connector and worker extension.
 
-    `dram_gib` is the size of its tier of host memory, in all workers; 0: none.
+    `dram_gib` is the size of its tier of host memory, in all workers; 0: none. `declared` makes its KV pool elastic:
+    the largest number of blocks, divided by the number at its start; None: the pool keeps its size.
 
     Raises:
         ValueError: `engine_kwargs` has an argument that Mell sets itself.
@@ -40,22 +45,25 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any], dram_gib: float = 
     if owned := [name for name in OWNED if name in engine_kwargs]:
         raise ValueError(f"engine_kwargs: Mell sets {', '.join(owned)}; remove it")
     # Several workers are processes of this replica. Inside a placement group vLLM would make them actors of their own.
-    several = engine_kwargs.get("tensor_parallel_size", 1) > 1
+    executor = "mp" if engine_kwargs.get("tensor_parallel_size", 1) > 1 else None
     return AsyncEngineArgs(
         model=model,
-        distributed_executor_backend="mp" if several else None,
+        distributed_executor_backend=executor if declared is None else "migration.kv.executor.ElasticExecutor",
         worker_extension_cls="migration.kv.worker.MellWorker",
-        kv_transfer_config=_connector(dram_gib),
+        kv_transfer_config=_connector(dram_gib, declared),
         # Every request brings its media along, whatever other requests this engine has had.
         **{**_with_objects(engine_kwargs), "mm_processor_cache_gb": 0.0},
     )
 
 
-def _connector(dram_gib: float) -> KVTransferConfig:
-    """The choice of Mell's connector: with a tier of host memory, or without."""
+def _connector(dram_gib: float, declared: float | None) -> KVTransferConfig:
+    """The choice of Mell's connector: with a tier of host memory, or without. An elastic pool has no tier."""
     if not dram_gib:
         return KVTransferConfig(
-            kv_connector="MellConnector", kv_connector_module_path="migration.kv.connector", kv_role="kv_both"
+            kv_connector="MellConnector",
+            kv_connector_module_path="migration.kv.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config={} if declared is None else {DECLARED: declared},
         )
     return KVTransferConfig(
         kv_connector="TieredConnector",
@@ -72,19 +80,26 @@ def _connector(dram_gib: float) -> KVTransferConfig:
 
 
 def engine_config(
-    model: str, engine_kwargs: Mapping[str, Any], events: str | None = None, dram_gib: float = 0.0
+    model: str,
+    engine_kwargs: Mapping[str, Any],
+    events: str | None = None,
+    dram_gib: float = 0.0,
+    declared: float | None = None,
 ) -> VllmConfig:
     """vLLM's configuration of an engine, which publishes the changes of its prefix cache, if it has one, at `events`.
 
-    `dram_gib` is the size of its tier of host memory; 0: none.
+    `dram_gib` is the size of its tier of host memory; 0: none. `declared` as in `engine_args`.
 
     A pooling model's engine has no connector, since its requests never move: beside one, vLLM's scheduler fails if the
     model has no KV cache.
 
     Raises:
-        ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
+        ValueError: `engine_kwargs` has an argument that Mell sets itself, no engine of Mell runs the model, or it pools
+            and its pool should be elastic.
     """
-    config = engine_args(model, engine_kwargs, dram_gib).create_engine_config(USAGE)
+    config = engine_args(model, engine_kwargs, dram_gib, declared).create_engine_config(USAGE)
+    if declared is not None and is_pooling(config):
+        raise ValueError("memory.budget_mib: a pooling model's KV pool keeps its size; remove budget_mib")
     if not is_pooling(config):
         check_model(config.model_config)
         if events is not None and config.cache_config.enable_prefix_caching:

@@ -349,7 +349,7 @@ class StepMeter:
     def __init__(self, capacity: int) -> None:
         """`capacity` is that of the KV cache, in tokens."""
         self.totals = NO_STEPS
-        self._capacity = capacity
+        self.capacity = capacity
         self._began: float | None = None
         """The end of the last step with output, None while nothing runs; the time is that of the node."""
         self._context = 0.0
@@ -377,7 +377,7 @@ class StepMeter:
             if self._silent:
                 self.totals = self.totals.add(0.0, 0, 0.0, steps=self._silent)
         self._began = outputs.timestamp if stats.num_running_reqs else None
-        self._context, self._silent = stats.kv_cache_usage * self._capacity, 0
+        self._context, self._silent = stats.kv_cache_usage * self.capacity, 0
 
 
 class EngineMetrics:

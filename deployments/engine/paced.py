@@ -26,6 +26,7 @@ from deployments.engine.port import (
 )
 from deployments.engine.tokens import TokenSlots, token_layouts
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, PoolContents
+from migration.memory.run import EngineEnded, Fitted
 from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
 from migration.protocol.layouts import Resharding
@@ -34,7 +35,8 @@ from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, Worker
 from migration.protocol.request import RequestSpec, Trait
 from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
-from policies.model import Blocks, Tokens
+from policies.memory.plan import ModelMemory
+from policies.model import Blocks, Bytes, Tokens
 from policies.prefix.names import Naming, default_naming, digests, name_of
 from policies.prefix.tree import HeldPrefix
 
@@ -42,6 +44,58 @@ log = logging.getLogger(__name__)
 
 _NOTHING = EngineStep()
 _NO_TIER = "a paced engine has no tier of host memory"
+
+
+_BLOCK_BYTES = Bytes(1 << 20)
+"""The memory that a paced engine claims for a block. It has none, nor any other of a model's."""
+
+
+class PacedMemory:
+    """Implements `EngineMemory`: the blocks of a paced engine are counted, and their memory is only a number."""
+
+    def __init__(self, engine: "PacedEngine", pace: Pace, declared: float) -> None:
+        floor = Blocks(-(-pace.max_model_len // pace.block_size))
+        self._engine = engine
+        self.capacity = self.start = engine.blocks
+        self.declared = Blocks(int(engine.blocks * declared))
+        self.model = ModelMemory(Bytes(0), Bytes(0), Bytes(0), _BLOCK_BYTES, floor)
+
+    @property
+    def size(self) -> Blocks:
+        """See `EngineMemory.size`."""
+        return self._engine.blocks
+
+    @property
+    def used(self) -> Blocks:
+        """See `EngineMemory.used`."""
+        return self._engine.used
+
+    def announce(self, blocks: Blocks) -> None:
+        """See `EngineMemory.announce`."""
+        self.capacity = blocks
+
+    async def fit(self, blocks: Blocks) -> Fitted:
+        """See `EngineMemory.fit`. Its blocks have no places: none has to move."""
+        self._check()
+        over = self._engine.used + self._engine.running - blocks
+        if self.size > blocks and over > 0:
+            return Fitted(self.size, Blocks(over))
+        self._engine.resize(Blocks(min(self.size, blocks)))
+        return Fitted(self.size)
+
+    async def release(self, blocks: Blocks) -> str | None:
+        """See `EngineMemory.release`."""
+        self._check()
+        return None
+
+    async def grow(self, blocks: Blocks) -> None:
+        """See `EngineMemory.grow`."""
+        self._check()
+        self._engine.resize(Blocks(max(self.size, blocks)))
+
+    def _check(self) -> None:
+        if self._engine.death is not None:
+            raise EngineEnded(self._engine.death)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +153,7 @@ class PacedEngine:
         self.host_blocks = Blocks(0)
         self.mirror = Mirror()
         self.mirror.take(0, (PoolContents(b""),))
+        self.memory: PacedMemory | None = None
         self.profiling = False
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -112,16 +167,26 @@ class PacedEngine:
 
     @classmethod
     async def start(
-        cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 0.0, dram_gib: float = 0.0
+        cls,
+        model: str,
+        engine_kwargs: Mapping[str, Any],
+        audit_s: float = 0.0,
+        dram_gib: float = 0.0,
+        declared: float | None = None,
     ) -> Self:
         """Start an engine; `model` is only a name. Its mirror needs no audit, and it has no tier of host memory.
+
+        `declared` makes its pool elastic, as for `VllmEngine`.
 
         Raises:
             ValueError: `engine_kwargs` are not valid for `Pace`.
         """
         pace = read_pace(engine_kwargs)
         await asyncio.sleep(pace.startup_s)
-        return cls(model, pace)
+        engine = cls(model, pace)
+        if declared is not None:
+            engine.memory = PacedMemory(engine, pace, declared)
+        return engine
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
@@ -262,9 +327,10 @@ class PacedEngine:
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
         pool, scheduler, size = self._batch.pool, self._batch.scheduler, self._pace.block_size
+        capacity = pool.size if self.memory is None else self.memory.capacity
         return EngineStats(
-            capacity_tokens=Tokens(pool.size * size),
-            free_blocks=Blocks(pool.free),
+            capacity_tokens=Tokens(capacity * size),
+            free_blocks=Blocks(pool.free - pool.size + capacity),
             block_size=size,
             max_requests=self._pace.max_num_seqs,
             running=len(scheduler.running),
@@ -272,8 +338,25 @@ class PacedEngine:
             preemptions=scheduler.preemptions,
             steps=self._steps,
             step_tokens=self._pace.max_num_batched_tokens,
-            nominal_tokens=Tokens(self._pace.num_gpu_blocks_override * size),
+            nominal_tokens=Tokens(
+                (self._pace.num_gpu_blocks_override if self.memory is None else self.memory.start) * size
+            ),
         )
+
+    @property
+    def blocks(self) -> Blocks:
+        """The number of its KV blocks."""
+        return Blocks(self._batch.pool.size)
+
+    @property
+    def used(self) -> Blocks:
+        """The number of KV blocks of requests."""
+        return Blocks(self._batch.pool.size - self._batch.pool.free)
+
+    @property
+    def running(self) -> int:
+        """The number of running requests."""
+        return len(self._batch.scheduler.running)
 
     def resize(self, blocks: Blocks) -> None:
         """Have that many KV blocks from now on. Requests that use more keep theirs until they need another one."""

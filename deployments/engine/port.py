@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from deployments.cache.mirror import Mirror
+from migration.memory.run import EngineMemory
 from migration.protocol.core_messages import Adapter
 from migration.protocol.messages import Tail
 from migration.protocol.ports import BlockStore, OutputSink, PrefixHolds
@@ -100,6 +101,11 @@ class Engine(BlockStore, PrefixHolds, Protocol):
     """The number of blocks for which the tier of host memory has room; 0: there is none."""
     naming: Naming | None
     """The engine's naming of blocks; None if there is no mirror."""
+
+    @property
+    def memory(self) -> EngineMemory | None:
+        """The engine's elastic KV pool; None if the pool keeps its size."""
+        ...
 
     @property
     def mirror(self) -> Mirror:

@@ -35,12 +35,14 @@ from deployments.engine.port import (
     RequestFailed,
     Tie,
 )
+from deployments.engine.resizing import VllmMemory, measured
 from deployments.engine.weights import name_weights
 from migration.concurrency import Tasks
 from migration.kv.cache_events import encode_names
 from migration.kv.connector import DeletedBlocks, PinnedBlocks, WantedBlocks
 from migration.kv.copier.client import Copiers
 from migration.kv.history import draws_one_number
+from migration.kv.pool import declared_times
 from migration.protocol.continuing import continued, holding, loading, plain_spec, rehearsing
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
@@ -84,7 +86,8 @@ class VllmEngine:
         self._adapters = LoadedAdapters(core.add_lora_async)
         self._block_size: int = config.cache_config.block_size
         self._capacity = _capacity(config, workers[0])
-        self._metrics = EngineMetrics(config, self._capacity * self._block_size)
+        self.memory = self._elastic(config, workers)
+        self._metrics = EngineMetrics(config, self._size * self._block_size)
         self._runs = CoreRuns(core, self._metrics.record)
         self._numbers = itertools.count()
         self._max_requests: int = config.scheduler_config.max_num_seqs
@@ -121,18 +124,25 @@ class VllmEngine:
 
     @classmethod
     async def start(
-        cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 60.0, dram_gib: float = 0.0
+        cls,
+        model: str,
+        engine_kwargs: Mapping[str, Any],
+        audit_s: float = 60.0,
+        dram_gib: float = 0.0,
+        declared: float | None = None,
     ) -> Self:
         """Start vLLM on `model` (a folder or a hub name). The mirror is audited every `audit_s` seconds.
 
-        `dram_gib` is the size of its tier of host memory; 0: none.
+        `dram_gib` is the size of its tier of host memory; 0: none. `declared` makes its KV pool elastic, see
+        `engine_args`.
 
         Raises:
-            ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
+            ValueError: `engine_kwargs` has an argument that Mell sets itself, no engine of Mell runs the model, or its
+                KV pool cannot be elastic.
         """
         events = EventFolder()
         try:
-            config = engine_config(model, engine_kwargs, events.endpoint, dram_gib)
+            config = engine_config(model, engine_kwargs, events.endpoint, dram_gib, declared)
             return await cls._start(config, events, audit_s)
         except BaseException:
             events.remove()
@@ -160,6 +170,39 @@ class VllmEngine:
             await started._prepare()
             failed.pop_all()
         return started
+
+    def _elastic(self, config: VllmConfig, workers: Sequence[Mapping[str, Any]]) -> VllmMemory | None:
+        """The engine's elastic pool, if it has one. Raises ValueError if its blocks cannot change their places."""
+        times = declared_times(config)
+        if times is None:
+            return None
+        if reason := workers[0]["unsupported"]:
+            raise ValueError(f"memory.budget_mib: {reason}, so the KV pool cannot change its size; remove budget_mib")
+        return VllmMemory(
+            self._core,
+            measured(
+                workers, (os.getpid(), *_processes(workers).all), config.model_config.max_model_len, self._block_size
+            ),
+            size=Blocks(int(self._capacity / times)),
+            declared=self._capacity,
+            use=lambda: self._metrics.scheduler.kv_cache_usage,
+            running=lambda: self._metrics.scheduler.num_running_reqs,
+            on_size=self._resized,
+            ended=self._end,
+        )
+
+    async def _end(self) -> str:
+        """Wait for the end of the core; the reason."""
+        await asyncio.wait((self._reading,))
+        return self.death or ""
+
+    def _resized(self, blocks: Blocks) -> None:
+        self._metrics.steps.capacity = blocks * self._block_size
+
+    @property
+    def _size(self) -> Blocks:
+        """The blocks that the engine hands out."""
+        return self._capacity if self.memory is None else self.memory.size
 
     async def _prepare(self) -> None:
         """Measure or compile, in steps of the engine, what the first requests would wait for otherwise."""
@@ -414,12 +457,13 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
+        capacity = self._capacity if self.memory is None else self.memory.capacity
         if self._pools:
             free = max(0, self._capacity - -(-self._runs.prompt_tokens // self._block_size))
         else:
-            free = round(self._capacity * (1.0 - self._metrics.scheduler.kv_cache_usage))
+            free = capacity - round(self._size * self._metrics.scheduler.kv_cache_usage)
         return EngineStats(
-            capacity_tokens=Tokens(self._capacity * self._block_size),
+            capacity_tokens=Tokens(capacity * self._block_size),
             free_blocks=Blocks(free),
             block_size=self._block_size,
             max_requests=self._max_requests,
@@ -429,6 +473,7 @@ class VllmEngine:
             steps=self._metrics.steps.totals,
             step_tokens=self._step_tokens,
             max_adapters=self._max_adapters,
+            nominal_tokens=Tokens(0 if self.memory is None else self.memory.start * self._block_size),
         )
 
     @property

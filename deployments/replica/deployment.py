@@ -28,6 +28,7 @@ from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
+from deployments.replica.elastic import KvPool
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.ingress_channels import IngressChannel, offered, submit_all
@@ -60,6 +61,7 @@ from migration.run.profiling import measure
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
+from policies.memory.ledger import MemoryOrder, MemoryReport
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
@@ -84,12 +86,13 @@ class EngineReplica:
         self._pool = own_pool()
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = self._preemptions = 0
-        self._silence_s, self._grace_s = topology.engine_silence_s, topology.grace_s
-        self._hung = False
+        self._silence_s, self._grace_s, self._hung = topology.engine_silence_s, topology.grace_s, False
         if not take():
             start_guard()
         kind = _engine_class(engine.kind)
-        self._engine: Engine = await kind.start(engine.model_source, engine.kwargs, engine.audit_s, engine.dram_gib)
+        self._engine: Engine = await kind.start(
+            engine.model_source, engine.kwargs, engine.audit_s, engine.dram_gib, engine.declared
+        )
         take_niceness_of_parent((self._engine.processes.core, *self._engine.processes.workers))
         for adapter in engine.adapters:
             await self._engine.load_adapter(adapter)
@@ -108,6 +111,7 @@ class EngineReplica:
             by_priority=by_priority,
             contexts=contexts,
         )
+        self._kv_pool = await KvPool.start(self._id, self._engine, engine.memory, self._host.give_back)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
         # Requests of pooling models stay where they are: no path is chosen for them.
@@ -225,6 +229,7 @@ class EngineReplica:
         for task in self._tasks:
             task.cancel()
         self._last_copies.close()
+        self._kv_pool.close()
         self._returns.close()
         self._membership.stop()
         self._peers.close()
@@ -238,7 +243,8 @@ class EngineReplica:
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
         cache = expose_cache(self._cache(), self._copies.made, self._recomputation.ended, self._pool, self._id)
-        return (*await asyncio.to_thread(expose_engine, self._id), *cache)
+        memory = self._kv_pool.metrics(self._fence, self._pool)
+        return (*await asyncio.to_thread(expose_engine, self._id), *cache, *memory)
 
     # --- for the ingress ------------------------------------------------------------------------------
 
@@ -320,6 +326,7 @@ class EngineReplica:
             slots_in_use=self._slots.in_use,
             cache=self._cache(),
             naming=self._engine.naming,
+            memory=self._kv_pool.report(fence),
         )
         mirror = self._engine.mirror
         return self._reporter.report(
@@ -342,6 +349,11 @@ class EngineReplica:
         if any(self._host.loads()) or self._pending:
             raise Refused("the replica is not empty", Cause.NOT_EMPTY)
         self._moves.stop()
+
+    async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
+        """See `ControlApi.set_memory`."""
+        self._check_fence(fence)
+        return self._kv_pool.obey(order, shrink_s)
 
     @property
     def _pending(self) -> int:

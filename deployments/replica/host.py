@@ -22,7 +22,7 @@ from migration.protocol.messages import Prepare, Tail
 from migration.protocol.ports import HALTED, Clock, Generated, Hosted
 from migration.protocol.request import Delta, Doubt, Extras, IngressId, Lost, Moved, Moving, RequestSpec, Trait
 from policies.causes import Cause
-from policies.model import Phase, RequestId, RequestLoad, Tokens
+from policies.model import Blocks, Phase, RequestId, RequestLoad, Tokens
 from policies.prefix.names import in_common
 
 log = logging.getLogger(__name__)
@@ -361,6 +361,22 @@ class RequestHost:
             self._lose(run, Lost(run.spec.id, run.hop, reason, died=True))
             self._engine.abort(run.key)
 
+    def give_back(self, blocks: Blocks, block_size: int) -> int:
+        """Have requests with at least `blocks` KV blocks continue elsewhere, from their tokens; return their number.
+
+        Their readers submit them again. The last turns go first. Requests that move, or that no engine could continue
+        exactly, stay.
+        """
+        queued, left, count = self._queued(), int(blocks), 0
+        for run in sorted(self._runs.values(), key=_turn, reverse=True):
+            stays = run.muted or run.halted or run.key in queued or (run.outputs and self._tied(run.spec))
+            if left > 0 and not stays:
+                left -= -(-run.context // block_size)
+                count += 1
+                self._lose(run, Lost(run.spec.id, run.hop, "the replica's KV pool shrinks"))
+                self._engine.abort(run.key)
+        return count
+
     # --- inside ---------------------------------------------------------------------------------------
 
     def _require_open(self, closely: bool) -> None:
@@ -543,6 +559,11 @@ class RequestHost:
         while len(self._ended) > _REMEMBERED or self._ended_bytes > _REMEMBERED_BYTES:
             _, forgotten = self._ended.popitem(last=False)
             self._ended_bytes -= forgotten.extra_bytes
+
+
+def _turn(run: Run) -> tuple[int, float, float]:
+    """A request's place among those that wait; without classes, by its arrival."""
+    return run.spec.priority, run.spec.precedence.arrived_s, run.started
 
 
 def queued_keys(runs: Iterable[Run], waiting: int, by_priority: bool = False) -> set[str]:

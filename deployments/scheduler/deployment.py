@@ -196,6 +196,10 @@ class LiveScheduler:
         """See `OperatorApi.set_role`. The next epoch assigns it."""
         return self._pools[pool].set_role(replica, role)
 
+    async def set_memory(self, pool: PoolId, replica: str, blocks: int | None) -> MoveAnswer:
+        """See `OperatorApi.set_memory`."""
+        return await self._pools[pool].set_memory(replica, blocks)
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`. Moves that have been ordered before go on to their ends."""
         if mode is Mode.ACT and not all(self._config.of(pool).scales for pool in self._pools):

@@ -16,6 +16,7 @@ from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.evacuating import Evacuations
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing
+from deployments.scheduler.node_memory import NodeMemory, ReportedMemory
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
@@ -123,6 +124,7 @@ class PoolScheduler:
             ports.replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
+        self._devices = NodeMemory(config.memory, fence, ports.replicas, self._reported_memory, config.bounds[1])
         self.live = LivePool(
             self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
         )
@@ -283,6 +285,8 @@ class PoolScheduler:
             state["scaling"] = scaling_report(memory.cluster, memory.scaled).to_json()
         if (prefills := prefill_report(memory)) is not None:
             state["disaggregation"] = prefills.to_json()
+        if self._devices.is_elastic:
+            state["devices"] = self._devices.to_json()
         return state | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
@@ -390,6 +394,24 @@ class PoolScheduler:
         self._role_store.write({r: by_hand[r] for r in sorted(by_hand) if r in running})
         return MoveAccepted(replica)
 
+    def _reported_memory(self) -> dict[ReplicaId, ReportedMemory]:
+        """The elastic KV pools of all replicas that have reported."""
+        statuses = self._roster.statuses
+        return {
+            replica: ReportedMemory(statuses[replica].node, gauges.memory)
+            for replica, gauges in self._gatherer.gauges.items()
+            if gauges.memory is not None and replica in statuses
+        }
+
+    async def set_memory(self, replica: str, blocks: int | None) -> MoveAnswer:
+        """See `OperatorApi.set_memory`."""
+        await self._gatherer.gather_within(_OPERATOR_WAIT_S)
+        if replica not in self._roster.statuses:
+            return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
+        answer = await self._devices.set_blocks(ReplicaId(replica), blocks)
+        self._epochs().hurry()
+        return answer
+
     async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
         """See `OperatorApi.set_level`."""
         if (level := self._levels.get(service_class)) is None:
@@ -409,6 +431,10 @@ class PoolScheduler:
         mode = self._epochs().mode
         if mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: nothing opens replicas; write act")
+        if self._devices.is_elastic and most > self._config.bounds[1]:
+            return MoveRejected(
+                422, f"memory.budget_mib is divided by max_replicas, {self._config.bounds[1]}: more would exceed it"
+            )
         if self._config.prefill_replicas >= least:
             prefills = self._config.prefill_replicas
             return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")

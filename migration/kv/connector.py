@@ -72,9 +72,11 @@ An exception in the worker half would end the engine and every request on it, so
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -93,6 +95,8 @@ from migration.kv.device import preload
 from migration.kv.grammars import compile_by_request
 from migration.kv.layout import CacheLayout
 from migration.kv.naps import nap_between_looks
+from migration.kv.pages import UntouchedPages
+from migration.kv.pool import bind, declared_times
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Tail
 
@@ -289,6 +293,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._contents_wanted = False
         self._replies: dict[str, int] = {}
         """The replies to orders, by vLLM's ids of the requests that brought them."""
+        self._pool: BlockPool | None = None
+        self._declared_times = declared_times(vllm_config)
         # worker side
         self.runner: Any = None
         self.layout: CacheLayout | None = None
@@ -310,9 +316,12 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     # --- scheduler side -------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
-        """Have the pool record no events if nobody can use them."""
+        """Have the pool record no events if nobody can use them; withhold what an elastic one does not hand out yet."""
         if self.unmirrored:
             gpu_block_pool.enable_kv_cache_events = False
+        self._pool = gpu_block_pool
+        if self._declared_times is not None:
+            bind(gpu_block_pool, self._declared_times)
 
     def on_new_request(self, request: "Request") -> None:
         """Record the request's key and its output so far, or its load; name the blocks of loads that have arrived.
@@ -365,7 +374,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     def _may_hold(self, blocks: int) -> bool:
         """True if loads and holds may have that many more blocks."""
         held = sum(self._held.values())
-        return not held or held + blocks <= self.num_blocks * _LOADS_HOLD_AT_MOST
+        size = self.num_blocks if self._pool is None else self._pool.num_gpu_blocks
+        return not held or held + blocks <= size * _LOADS_HOLD_AT_MOST
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Record the cache blocks that a load or a tail fills.
@@ -517,6 +527,10 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- worker side ----------------------------------------------------------------------------------
 
+    def get_mem_pool_context(self) -> AbstractContextManager[Any] | None:
+        """An elastic pool's memory becomes resident as it is used."""
+        return None if self._declared_times is None else UntouchedPages()
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Record the cache's layout; a cache that cannot be moved by blocks sets `unsupported` and raises nothing."""
         if self.unmovable:
@@ -589,6 +603,33 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """The loads whose blocks have all arrived in this worker, and the requests to be halted, each once."""
         arrived, halts = self.loads.arrived(), frozenset(self.halts.popleft() for _ in range(len(self.halts)))
         return StepReport(dict.fromkeys(arrived, 1), halts) if arrived or halts else None
+
+    def renumber(self, moved: Sequence[tuple[int, int]]) -> None:
+        """Copy the rows of blocks that have changed their ids, (from, to), and map all tables of this worker.
+
+        Between two steps. A copy under way, at most one part of a slot, ends first: it knows the old ids. What it reads
+        stays where it was until the pool grows or `give_back` is called, but what it writes would be lost.
+        """
+        assert self.layout is not None, "a pool is elastic only if its blocks can be moved"
+        with self.tables.copying, self.loads.copying:
+            self.layout.move(moved)
+            ids = np.arange(self.num_blocks, dtype=np.int32)
+            before, after = np.array(moved, dtype=np.int32).T
+            ids[before] = after
+            self.tables.renumber(ids)
+            self.loads.renumber(ids)
+            for table in self.runner.input_batch.block_table.block_tables:
+                rows = table.block_table.np
+                rows[...] = ids[rows]
+            for request in self.runner.requests.values():
+                for blocks in request.block_ids:
+                    blocks[:] = ids[blocks].tolist()
+
+    def give_back(self, first: int) -> None:
+        """Give the memory of all blocks from `first` on back to the machine. Raises OSError."""
+        assert self.layout is not None, "a pool is elastic only if its blocks can be moved"
+        with self.tables.copying, self.loads.copying:
+            self.layout.give_back(first)
 
     def _step(self) -> StepMetadata:
         meta = self._get_connector_metadata()

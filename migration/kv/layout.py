@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from migration.kv.layers import Layer, Stack, as_words, dense, layers_of, runs, stack_rows
+from migration.kv.pages import give_back
 from migration.protocol.errors import TransferFailed
 from migration.protocol.layouts import ShardPart, ShardShape
 
@@ -121,6 +122,22 @@ class CacheLayout:
         if isinstance(source, torch.Tensor) and source.device.type == "cuda":
             # The allocator of the copier's stream must not give the memory to somebody else before the copy is made.
             source.record_stream(torch.cuda.current_stream(source.device))
+
+    def move(self, moved: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks of every layer to the place of others, (from, to); no block is both. Returns once that is done.
+
+        Raises:
+            TransferFailed: a block does not exist; nothing was copied.
+        """
+        before, after = (self._index(ids) for ids in zip(*moved, strict=True))
+        for stack in self._stacks:
+            rows = stack.tensor.index_select(stack.axis, stack.places(before))
+            stack.tensor.index_copy_(stack.axis, stack.places(after), rows)
+        self._settle()
+
+    def give_back(self, first: int) -> None:
+        """See `pages.give_back`, of all layers."""
+        give_back([layer.blocks for layer in self._layers], first)
 
     def scatter_part(self, blocks: Sequence[int], staged_count: int, skip: int, source: Any, part: ShardPart) -> None:
         """Like `scatter`, of a `part` of `staged_count` staged blocks of a worker with other layers or heads."""

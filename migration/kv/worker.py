@@ -6,6 +6,7 @@ the steps. Blocks are copied by the copier (`copier`), which waits for no step.
 
 import multiprocessing
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
@@ -26,7 +27,8 @@ class MellWorker:
         If blocks cannot be moved, the layout is None, there is no copier, and "unsupported" has the reason; in
         "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
         of n tokens hold n / block size blocks only if the cache is "plain". "host_blocks" are those for which a tier of
-        host memory has room, 0 without one. An engine of a pooling model has no connector at all.
+        host memory has room, 0 without one; "parameter_bytes" is the size of the model's parameters. An engine of a
+        pooling model has no connector at all.
 
         Must be called before the first request: it also gives the connector the model runner.
         """
@@ -46,9 +48,28 @@ class MellWorker:
             "unsupported": connector.unsupported,
             "unmirrored": connector.unmirrored,
             "host_blocks": connector.host_blocks,
+            "parameter_bytes": _parameter_bytes(self.model_runner.model),
             "copier": connector.copier.address if connector.copier else None,
             **processes,
         }
+
+    def mell_renumber(self, moved: Sequence[tuple[int, int]]) -> None:
+        """See `MellConnector.renumber`; the executor calls it (`executor`)."""
+        _connector().renumber(moved)
+
+    def mell_release(self, first: int) -> str | None:
+        """See `MellConnector.give_back`; the reason if the machine did not take the memory."""
+        try:
+            _connector().give_back(first)
+        except OSError as error:
+            return str(error)
+        return None
+
+
+def _parameter_bytes(model: Any) -> int:
+    """The memory of a model's parameters; some may share theirs."""
+    storages = [parameter.untyped_storage() for parameter in model.parameters()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 _WITHOUT_CONNECTOR: dict[str, Any] = {
@@ -60,6 +81,7 @@ _WITHOUT_CONNECTOR: dict[str, Any] = {
     "unsupported": "the engine has no connector",
     "unmirrored": "a pooling model's cache is not followed",
     "host_blocks": 0,
+    "parameter_bytes": 0,
     "copier": None,
 }
 """The description of a worker of a pooling model."""

@@ -8,11 +8,12 @@ import pytest
 import yaml
 
 from app.ingress.access.keys import entry
-from app.main import _scheduler_config, read_settings
+from app.main import _engine_configs, _scheduler_config, read_settings
 from app.settings import Settings, check_installed
 from app.shipped import SHIPPED
-from deployments.config import SettingsSection
+from deployments.config import MemoryShare, SettingsSection
 from policies.cost.service import ServiceLevel
+from policies.model import Bytes
 from tests.integration.models.rows import How, row
 
 ROOT = Path(__file__).parents[2]
@@ -367,6 +368,41 @@ def test_an_engine_that_mell_cannot_serve_with_is_refused(feature: str, argument
     assert row(feature).how is How.REFUSED
     for name, (value, advice) in arguments.items():
         assert f"engine_kwargs.{name}: " in (error := refused({"engine_kwargs": {name: value}})) and advice in error
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"engine_kwargs": {"gpu_memory_utilization": 0.5}}, "engine_kwargs.gpu_memory_utilization: memory.budget_mib"),
+        ({"engine_kwargs": {"kv_cache_memory_bytes": 9}}, "engine_kwargs.kv_cache_memory_bytes: memory.budget_mib"),
+        ({"cache": {"dram_gib": 1.0}}, "cache.dram_gib: a tier of host memory finds KV blocks by ids"),
+        ({"deployment_config": {"num_gpus": 1}}, "memory.budget_mib: KV pools change their sizes on CPU only"),
+    ],
+)
+def test_engines_whose_pools_cannot_change_their_sizes_are_refused(others: dict[str, Any], message: str) -> None:
+    assert message in refused({"memory": {"budget_mib": 4096}} | others)
+    assert read_settings(others).memory.budget_mib is None
+
+
+def test_pools_of_several_models_keep_their_sizes() -> None:
+    entries = [{"model_loading_config": {"model_id": name}, "engine": "paced"} for name in "ab"]
+    message = "memory.budget_mib: several models have KV pools of fixed sizes"
+    assert message in refused({"memory": {"budget_mib": 4096}, "llm_configs": entries})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("budget_mib", 0), ("budget_mib", 1.5), ("declared", 0.5), ("shrink_s", -1)]
+)
+def test_numbers_of_memory_are_checked(name: str, value: float) -> None:
+    assert f"  memory.{name}: " in refused({"memory": {name: value}})
+
+
+def test_replicas_share_the_budget_of_a_node() -> None:
+    scaling = nested("deployment_config.autoscaling_config", {"max_replicas": 4})
+    assert _engine_configs(read_settings(scaling))[0].memory is None
+    memory = {"memory": {"budget_mib": 4096, "declared": 2.0}}
+    share = _engine_configs(read_settings(scaling | memory))[0].memory
+    assert share == MemoryShare(Bytes(1 << 30), 2.0)
 
 
 def test_arguments_that_are_switched_off_are_accepted() -> None:

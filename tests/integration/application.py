@@ -125,6 +125,10 @@ class Client:
         """POST /mell/replicas/{id}/role."""
         return await self.http.post(f"/mell/replicas/{replica}/role", json={"role": role})
 
+    async def set_memory(self, replica: str, blocks: int | None) -> httpx.Response:
+        """POST /mell/replicas/{id}/memory."""
+        return await self.http.post(f"/mell/replicas/{replica}/memory", json={"blocks": blocks})
+
     async def set_bounds(self, least: int, most: int) -> None:
         """Set the bounds on the number of replicas."""
         await self._api.set_bounds(least, most)

@@ -22,6 +22,8 @@ from tests.tinyvision import ensure_tiny_vision
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = 512
+ELASTIC_BLOCKS, ELASTIC_TIMES = 400, 3.0
+"""KV blocks of an elastic pool at its start, and how many times as many it can have."""
 START_LIMIT_S = 240
 
 THINKING_KWARGS: dict[str, Any] = {
@@ -61,6 +63,7 @@ TURNS = {
     "to_its_end": 6,
     "disaggregated": 4,
     "paced": 5,
+    "elastic": 7,
     "bare": 0,
 }
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
@@ -177,6 +180,12 @@ def split(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
+def elastic(stage: Stage) -> Application:
+    """Two replicas with real engines whose KV pools change their sizes; the scheduler moves requests."""
+    return stage.show("elastic", _elastic())
+
+
+@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -246,6 +255,16 @@ def _split() -> dict[str, Any]:
     args = config["applications"][0]["args"]
     args["model_loading_config"] = {"model_source": str(ensure_tiny_vision())}
     args["engine_kwargs"] |= SPLIT_KWARGS
+    return config
+
+
+def _elastic() -> dict[str, Any]:
+    config = _real()
+    args = config["applications"][0]["args"]
+    args["engine_kwargs"] |= {"num_gpu_blocks_override": ELASTIC_BLOCKS + 1, "max_model_len": 1024, "max_num_seqs": 32}
+    args["scheduler"] = {"mode": "act", "epoch_s": 0.5, "cooldown_s": 1.0}
+    args["deployment_config"]["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
+    args["memory"] = {"budget_mib": 8000, "declared": ELASTIC_TIMES, "shrink_s": 5.0}
     return config
 
 

@@ -91,6 +91,32 @@ class CacheState(Described):
     prompt_tokens: CachedPrompts
 
 
+class MemoryState(Described):
+    """The elastic KV pool of a replica, see memory.md."""
+
+    device: str = Field(description="The node whose memory it has.")
+    state: str = Field(description="`settled`, or what the pool does: `fitting`, `waiting`, `releasing`, `growing`.")
+    blocks: int = Field(description="The blocks that the engine hands out.")
+    ordered_blocks: int
+    held_blocks: int = Field(description="The blocks whose memory the replica may have.")
+    declared_blocks: int = Field(description="The most that it can have.")
+    least_blocks: int = Field(description="The fewest that it can have: those of a request of `max_model_len`.")
+    used_blocks: int = Field(description="Blocks of requests.")
+    parameters_mib: int
+    kv_mib: int = Field(description="The memory of `held_blocks`.")
+    rest_mib: int = Field(description="What its processes held beside parameters and KV at their start.")
+    cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
+
+
+class NodeMemoryState(Described):
+    """The memory of a node, see memory.md."""
+
+    id: str = Field(description="The node.")
+    budget_mib: int
+    ordered_mib: int = Field(description="The most that its replicas may hold, by their orders and reports.")
+    held_mib: int = Field(description="What they hold, by their reports.")
+
+
 class ReplicaDetails(Described):
     """A replica with its requests."""
 
@@ -111,6 +137,7 @@ class ReplicaDetails(Described):
     staging_slots_in_use: int
     cache: CacheState | None = Field(description="`null` if the replica does not report.")
     requests: list[RunningRequest]
+    memory: MemoryState | None = Field(None, description="Only with `memory.budget_mib`.")
 
 
 class State(Described):
@@ -174,6 +201,9 @@ class State(Described):
         default_factory=list,
         description="Only with several models: each with its id as `model`, and the members that are its own, such as "
         "`wanted_replicas`, `routing`, `service` and `scaling`.",
+    )
+    devices: list[NodeMemoryState] = Field(
+        default_factory=list, description="The memory of nodes. Only with `memory.budget_mib`."
     )
     replicas: list[ReplicaDetails]
 
@@ -308,6 +338,13 @@ class RoleSet(Described):
 
     id: str = Field(description="The replica.")
     role: Role | None = Field(description="`null`: the role that Mell assigns.")
+
+
+class MemorySet(Described):
+    """The size of a KV pool that an operator has ordered."""
+
+    id: str = Field(description="The replica.")
+    blocks: int | None = Field(description="`null`: the size of its start.")
 
 
 class Modes(Described):

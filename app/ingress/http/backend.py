@@ -86,6 +86,10 @@ class ControlBackend(Protocol):
         """Set a replica's role; with None, the scheduler assigns it again."""
         ...
 
+    async def set_memory(self, replica: str, blocks: int | None) -> MoveAnswer:
+        """Set the size of a replica's KV pool; with None, that of its start."""
+        ...
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """Set the scheduler's mode, until the application is deployed again."""
         ...

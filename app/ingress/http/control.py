@@ -33,6 +33,7 @@ from app.ingress.http.answers import (
     IngressDrain,
     LevelSet,
     Match,
+    MemorySet,
     Migrations,
     Modes,
     ModeSet,
@@ -65,6 +66,7 @@ from app.ingress.http.orders import (
     LevelOrder,
     LoadAdapter,
     MatchOrder,
+    MemoryRequest,
     ModeRequest,
     MoveRequest,
     NodeDrainOrder,
@@ -392,6 +394,28 @@ async def set_role(backend: Backend, replica: Replica, order: RoleOrder) -> Role
     - The scheduler is away (503).
     """
     return RoleSet(id=_accepted(await backend.set_role(replica, order.role)), role=order.role)
+
+
+@operators.post(
+    "/mell/replicas/{replica}/memory",
+    status_code=202,
+    response_description="The pool begins to change its size; `memory` of the replica in `/mell/state` shows it.",
+    responses=refusals(*READING, 404, 422, 503),
+)
+async def set_memory(backend: Backend, replica: Replica, order: MemoryRequest) -> MemorySet:
+    """Set the size of a replica's KV pool under its running requests.
+
+    memory.md describes what happens to requests that do not fit. The order may be repeated.
+
+    Refused:
+
+    - No such replica runs (404, with `replicas`).
+    - `memory.budget_mib` is not set (422).
+    - The size does not hold one request of `max_model_len`, or is more than the replica has declared (422).
+    - It is more than what is free in the budget of its node (422).
+    - The scheduler or the replica is away (503).
+    """
+    return MemorySet(id=_accepted(await backend.set_memory(replica, order.blocks)), blocks=order.blocks)
 
 
 @operators.get(

@@ -38,6 +38,12 @@ class RoleOrder(OrderBody, json_schema_extra={"examples": [{"role": "prefill"}]}
     role: Role | None = Field(description="`null`: the role that Mell assigns.")
 
 
+class MemoryRequest(OrderBody, json_schema_extra={"examples": [{"blocks": 1500}]}):
+    """Body of POST /mell/replicas/{replica}/memory."""
+
+    blocks: int | None = Field(strict=True, description="Size of the KV pool, in blocks; `null`: that of its start.")
+
+
 class ModeRequest(OrderBody, json_schema_extra={"examples": [{"mode": "off"}]}):
     """Body of POST /mell/mode."""
 

@@ -17,6 +17,9 @@ On a GPU, launched work runs later. A fence is an event that the main thread rec
 copier's stream waits for it on the GPU. The fences of a table follow the steps that filled its blocks, the fence of a
 load precedes the step that allocated its blocks; none waits for later steps. In the other direction the host orders:
 the copier checks a table, and reports blocks as arrived, only after it has synchronized its stream.
+
+Between two steps, the main thread may give blocks other ids (`renumber`): it waits for the copy under way, moves the
+contents, and maps the ids of tables and loads.
 """
 
 import threading
@@ -24,7 +27,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
 from migration.protocol.layouts import ShardPart
@@ -104,6 +109,8 @@ class BlockTables:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
+        self.copying = threading.Lock()
+        """Held during a copy: block ids do not change meanwhile."""
         self._lock = threading.Lock()
         self._tables: dict[str, BlockTable] = {}
         self._watched: set[str] = set()
@@ -141,6 +148,12 @@ class BlockTables:
         watched = self._watched.intersection(keys)
         self._watched -= watched
         return bool(watched)
+
+    def renumber(self, ids: "np.ndarray[Any, Any]") -> None:
+        """Block `b` has the id `ids[b]` from now on. Called with `copying` held."""
+        with self._lock:
+            for table in self._tables.values():
+                table.blocks[:] = ids[table.blocks].tolist()
 
     def computed(self, key: str) -> int | None:
         """The number of tokens of a request whose KV is in its blocks; None if it holds no blocks."""
@@ -182,17 +195,18 @@ class BlockTables:
             BlocksGone: the request holds no blocks, or lost them meanwhile: the copy may hold another request's KV.
             TransferFailed: a block is not full, or known tokens are not computed.
         """
-        with self._lock:
-            table = self._tables.get(key)
-            if table is None:
-                raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
-            if partial:
-                if not table.caught_up or last > len(table.blocks):
-                    raise TransferFailed(f"only {table.computed} of the known tokens are computed")
-            elif last * self._block_size > table.computed:
-                raise TransferFailed(f"only {table.computed} tokens are computed, block {last} is not full")
-            held = FencedBlocks(table.blocks[first:last], None if partial else table.fence_of(last))
-        yield held
+        with self.copying:
+            with self._lock:
+                table = self._tables.get(key)
+                if table is None:
+                    raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
+                if partial:
+                    if not table.caught_up or last > len(table.blocks):
+                        raise TransferFailed(f"only {table.computed} of the known tokens are computed")
+                elif last * self._block_size > table.computed:
+                    raise TransferFailed(f"only {table.computed} tokens are computed, block {last} is not full")
+                held = FencedBlocks(table.blocks[first:last], None if partial else table.fence_of(last))
+            yield held
         with self._lock:
             if self._tables.get(key) is not table:
                 raise BlocksGone("the request lost its blocks while they were copied")
@@ -276,6 +290,8 @@ class BlockLoads:
     def __init__(self) -> None:
         self.cells = 1
         """Layers times heads of the worker's shard."""
+        self.copying = threading.Lock()
+        """Held while blocks are written: block ids do not change meanwhile."""
         self._lock = threading.Lock()
         self._loads: dict[str, _LoadProgress] = {}
 
@@ -289,6 +305,13 @@ class BlockLoads:
             progress.admitted, progress.fence = admitted, fence
             progress.missing = set(range(admitted.first, admitted.first + len(admitted.blocks)))
             progress.held = bool(admitted.blocks)
+
+    def renumber(self, ids: "np.ndarray[Any, Any]") -> None:
+        """Block `b` has the id `ids[b]` from now on. Called with `copying` held."""
+        with self._lock:
+            for progress in self._loads.values():
+                if progress.admitted is not None:
+                    progress.admitted.blocks[:] = ids[progress.admitted.blocks].tolist()
 
     def cache(self, load: str) -> None:
         """Record that the load's blocks are in vLLM's prefix cache."""
@@ -346,22 +369,23 @@ class BlockLoads:
             LoadOver: the load has ended.
             TransferFailed: it does not wait for these blocks.
         """
-        with self._lock:
-            progress = self._loads.get(load)
-            if progress is None or progress.admitted is None or not progress.open:
-                raise LoadOver("the load has ended")
-            start, blocks = progress.admitted.first, progress.admitted.blocks
-            low = max(first, start)
-            if not 0 <= first < last <= start + len(blocks) or not self._lacks(progress, range(low, last), part):
-                raise TransferFailed(f"the load does not wait for blocks [{first}, {last})")
-            progress.writing = True
-        try:
-            yield FencedBlocks(blocks[low - start : max(low, last) - start], progress.fence), low - first
+        with self.copying:
             with self._lock:
-                self._fill(progress, range(low, last), part)
-        finally:
-            with self._lock:
-                progress.writing = False
+                progress = self._loads.get(load)
+                if progress is None or progress.admitted is None or not progress.open:
+                    raise LoadOver("the load has ended")
+                start, blocks = progress.admitted.first, progress.admitted.blocks
+                low = max(first, start)
+                if not 0 <= first < last <= start + len(blocks) or not self._lacks(progress, range(low, last), part):
+                    raise TransferFailed(f"the load does not wait for blocks [{first}, {last})")
+                progress.writing = True
+            try:
+                yield FencedBlocks(blocks[low - start : max(low, last) - start], progress.fence), low - first
+                with self._lock:
+                    self._fill(progress, range(low, last), part)
+            finally:
+                with self._lock:
+                    progress.writing = False
 
     def _lacks(self, progress: _LoadProgress, blocks: range, part: ShardPart | None) -> bool:
         """True if these blocks of a load are missing, and of each all of the part; None: of each everything."""

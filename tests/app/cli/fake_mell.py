@@ -48,6 +48,7 @@ class FakeMell:
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
                 Route("/mell/nodes/{node}/drain", self._drain_node, methods=["POST"]),
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
+                Route("/mell/replicas/{replica}/memory", self._set_role, methods=["POST"]),
                 Route("/mell/hand-over", self._hand_over, methods=["GET", "POST", "DELETE"]),
                 Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
                 Route("/mell/mode", self._echo, methods=["POST"]),

@@ -148,6 +148,41 @@ def test_an_order_for_a_role_names_the_replica(at: Mell, mell: FakeMell, role: s
     assert at("role", "aaaaaaaa", "writer").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("blocks", "given", "size"), [("1500", 1500, "1,500 blocks"), ("auto", None, "the size of its start")]
+)
+def test_an_order_for_memory_names_the_replica(
+    at: Mell, mell: FakeMell, blocks: str, given: int | None, size: str
+) -> None:
+    result = at("memory", "aaaaaaaa", "--blocks", blocks, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "aaaaaaaa", "blocks": given})
+    assert mell.orders == [("aaaaaaaa", {"blocks": given})]
+    assert at("memory", "aaaaaaaa", "--blocks", blocks).stdout == f"aaaaaaaa: its KV pool gets {size}\n"
+
+
+@pytest.mark.parametrize(
+    "given", [("--blocks", "9"), ("a", "--blocks", "1.5"), ("a", "--blocks", "0"), ("a", "--blocks", "all")]
+)
+def test_an_order_for_memory_is_checked(at: Mell, mell: FakeMell, given: tuple[str, ...]) -> None:
+    assert at("memory", *given).exit_code == 2 and not mell.orders
+
+
+def test_memory_of_replicas_is_shown(at: Mell, mell: FakeMell) -> None:
+    assert at("memory").stderr == "mell: KV pools keep their sizes: memory.budget_mib is not set\n"
+    sizes = {"blocks": 2000, "ordered_blocks": 900, "held_blocks": 2000, "declared_blocks": 6000, "least_blocks": 128}
+    mib = {"parameters_mib": 10, "kv_mib": 250, "rest_mib": 800}
+    memory = {"device": "n", "state": "waiting", "used_blocks": 1024, "cause": None, **sizes, **mib}
+    first, *others = mell.state["replicas"]
+    mell.state = mell.state | {"replicas": [first | {"memory": memory}, *others], "devices": [{"id": "n"}]}
+    head, row, *_ = at("memory").stdout.splitlines()
+    assert head.split() == ["REPLICA", "POOL", "USED", "BLOCKS", "ORDERED", "LEAST", "MOST", "MIB"]
+    assert row.split() == [first["id"], "waiting", "1,024", "2,000", "900", "128", "6,000", "1,060"]
+    shown = json.loads(at("memory", first["id"], "--json").stdout)
+    assert shown == {"replicas": [{"id": first["id"], "memory": memory}]}
+    assert json.loads(at("memory", "--json").stdout)["devices"] == [{"id": "n"}]
+    assert "no replica 'z' is running" in at("memory", "z").stderr
+
+
 def test_an_order_for_a_mode_says_what_it_does(at: Mell, mell: FakeMell) -> None:
     result = at("mode", "off", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"mode": "off"})

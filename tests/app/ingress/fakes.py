@@ -724,6 +724,12 @@ class Backend:
         self.asked.append((replica, role))
         return self.answer or MoveAccepted(replica)
 
+    async def set_memory(self, replica: str, blocks: int | None) -> MoveAnswer:
+        if replica not in self.service.replicas:
+            return MoveRejected(404, f"no replica {replica!r} is running")
+        self.asked.append((replica, blocks))
+        return self.answer or MoveAccepted(replica)
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         self.asked.append((mode,))
         return self.answer or MoveAccepted(mode)

@@ -12,6 +12,7 @@ from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
+from migration.memory.run import EngineEnded
 from migration.protocol.continuing import plain_spec, to_spec
 from migration.protocol.core_messages import CoreRequest, Prefilled, decode_logprobs, encode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
@@ -757,3 +758,31 @@ async def test_number_of_blocks_is_the_only_required_argument() -> None:
     with pytest.raises(ValueError, match=r"engine_kwargs\.num_gpu_blocks_override is required"):
         await PacedEngine.start("model", {})
     await PacedEngine.start("model", {"num_gpu_blocks_override": 256})
+
+
+async def test_an_elastic_pool_shrinks_once_its_requests_fit() -> None:
+    engine = await PacedEngine.start("model", PACE, declared=2.0)
+    memory, desk = engine.memory, Desk(engine)
+    assert memory is not None and (memory.size, memory.declared, memory.model.floor) == (16, 32, 16)
+    await memory.grow(Blocks(32))
+    memory.announce(Blocks(32))
+    assert engine.stats().capacity_tokens == 32 * 4 and engine.stats().nominal_tokens == 16 * 4
+    for key in "abcd":
+        desk.ask(key, prompt(20, ord(key)), 5)
+    await asyncio.sleep(0.1)
+    used = memory.used
+    assert used >= 20
+    memory.announce(Blocks(16))
+    assert (await memory.fit(Blocks(16))).over == used + 4 - 16 and memory.size == 32
+    assert engine.stats().free_blocks == 16 - used < 0
+    await desk.done()
+    assert (await memory.fit(Blocks(16))).over == 0 and memory.size == 16
+    assert engine.stats().preemptions == 0 and engine.stats().free_blocks == 16
+
+
+async def test_an_elastic_pool_ends_with_its_engine() -> None:
+    engine = await PacedEngine.start("model", PACE, declared=2.0)
+    engine.shutdown()
+    assert engine.memory is not None
+    with pytest.raises(EngineEnded):
+        await engine.memory.grow(Blocks(20))

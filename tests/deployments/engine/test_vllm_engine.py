@@ -106,7 +106,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     engine._block_size, engine._copiers = 16, copiers
     engine._mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
-    engine._pools = False
+    engine._pools, engine.memory = False, None
     engine._reading = asyncio.create_task(engine._runs.read())
     return engine
 

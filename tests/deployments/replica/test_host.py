@@ -18,6 +18,7 @@ from migration.protocol.ports import HALTED, Generated, OutputSink
 from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent, Trait
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, RequestId, Tokens
+from policies.precedence import Precedence
 from tests.deployments.engine.quick_engine import QuickEngine, prompt_of, tie
 from tests.migration.shards import shards
 from tests.migration.world import spec
@@ -857,6 +858,42 @@ async def test_an_engine_that_is_given_up_loses_every_request_and_takes_none() -
     assert not list(desk.host.loads())
     with pytest.raises(Refused, match="stopping"):
         desk.host.submit(spec("other"), 0, ())
+
+
+async def turns(*turns: float) -> Desk:
+    """A desk with requests of 40 tokens and one of output, of these turns, which are their names, too."""
+    desk = make_desk()
+    for turn in turns:
+        each = spec(f"{turn:g}", 40)
+        desk.host.submit(replace(each, precedence=Precedence(arrived_s=turn)), 0, ())
+        await desk.engine.step(7, key=f"{turn:g}.0")
+    desk.published()
+    return desk
+
+
+async def test_requests_of_the_last_turns_are_given_back_until_enough_blocks_are_free() -> None:
+    desk = await turns(2, 3, 1)
+    # 41 tokens are 11 blocks of 4.
+    assert desk.host.give_back(Blocks(12), 4) == 2
+    assert desk.published() == [Lost(RequestId(each), 0, "the replica's KV pool shrinks") for each in ("3", "2")], (
+        "their readers continue them elsewhere"
+    )
+    assert [load.id for load in desk.host.loads()] == ["1"]
+    assert desk.engine.ended == ["3.0", "2.0"]
+    assert desk.host.give_back(Blocks(0), 4) == 0
+
+
+@pytest.mark.parametrize("why", ["it moves", "it waits without blocks", "no engine could continue it exactly"])
+async def test_a_request_is_not_given_back_if(why: str) -> None:
+    desk = await turns(1)
+    match why:
+        case "it moves":
+            desk.host.mute(RequestId("1"), 0)
+        case "it waits without blocks":
+            desk.engine.waiting = 1
+        case _:
+            tie(desk.engine)
+    assert desk.host.give_back(Blocks(12), 4) == 0 and not desk.published()
 
 
 # --- prompts and the cache --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from deployments.serve.modes import ModeOrder
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.decision.observation import Status
+from policies.memory.ledger import MemoryOrder, MemoryReport
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Role, Tokens
 from policies.paths.prices import Profile
 from policies.prefix.change import CacheChange, Tier
@@ -148,6 +149,10 @@ class AnsweringReplica:
 
     async def reopen(self, fence: int) -> None:
         await self._answers.answer(self._replica, "reopen", fence)
+
+    async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
+        report: MemoryReport = await self._answers.answer(self._replica, "set_memory", order, shrink_s, fence)
+        return report
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         contexts: tuple[CachedContext, ...] = await self._answers.answer(self._replica, "cached_contexts", fence)

@@ -27,6 +27,7 @@ from policies.decision.observation import PoolReport, Status
 from policies.decision.placement import Decision, Place
 from policies.decision.recording import Epoch
 from policies.decision.reports import status_of
+from policies.memory.ledger import MemoryOrder, MemoryReport
 from policies.model import (
     SOLE_POOL,
     Blocks,
@@ -179,6 +180,9 @@ class ToldReplica:
     async def close(self, fence: int) -> None: ...
 
     async def reopen(self, fence: int) -> None: ...
+
+    async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
+        raise AssertionError("KV pools keep their sizes")
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         return ()

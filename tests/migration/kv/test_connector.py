@@ -95,7 +95,7 @@ def make_connector(groups: int = 1, workers: int = 1, spec: Any = None, device: 
 
     config = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=BLOCK),
-        kv_transfer_config=SimpleNamespace(),
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         parallel_config=SimpleNamespace(world_size=workers),
         device_config=SimpleNamespace(device_type=device),
     )

@@ -484,3 +484,20 @@ def test_parts_that_do_not_fit_are_refused() -> None:
             target.scatter_part([1], 2, 0, memory, outside)
     with pytest.raises(TransferFailed, match="no such part"):
         CacheLayout(cache(KV_FIRST, torch.float32), BLOCKS).staged_bytes(part)
+
+
+@shapes
+def test_blocks_move_within_a_cache(shape: Sequence[int]) -> None:
+    dtypes = torch.float32, torch.bfloat16, torch.uint8
+    moved, before = cache(shape, *dtypes), cache(shape, *dtypes)
+    CacheLayout(moved, BLOCKS).move([(5, 1), (7, 2)])
+    dim = shape.index(BLOCKS)
+    for name, tensor in moved.items():
+        for new, old in [(0, 0), (1, 5), (2, 7), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7)]:
+            assert torch.equal(block(tensor, dim, new), block(before[name], dim, old))
+
+
+def test_block_that_does_not_exist_is_not_moved() -> None:
+    layout = CacheLayout(cache(BLOCK_FIRST, torch.float32), BLOCKS)
+    with pytest.raises(TransferFailed, match="no such KV blocks"):
+        layout.move([(BLOCKS, 1)])

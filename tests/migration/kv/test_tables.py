@@ -1,7 +1,9 @@
 """Which blocks the copier may touch, whatever the order of events."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 
 from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
@@ -328,3 +330,34 @@ def test_blocks_are_written_behind_the_fence_of_their_allocation() -> None:
     loads.begin(BlockLoad("m.1", "v1", 0, [6]), allocated)
     with loads.writing("m.1", 0, 1) as ((_, fence), _):
         assert fence is allocated
+
+
+# --- other ids ----------------------------------------------------------------------------------------
+
+
+def swapped(*pairs: tuple[int, int]) -> "np.ndarray[Any, Any]":
+    """The ids of 16 blocks, of which some have changed."""
+    ids = np.arange(16)
+    for before, after in pairs:
+        ids[before] = after
+    return ids
+
+
+def test_blocks_are_read_and_written_under_their_new_ids() -> None:
+    tables, loads = make_tables(), make_loads()
+    ids = swapped((9, 1), (7, 3))
+    tables.renumber(ids)
+    loads.renumber(ids)
+    assert read(tables, 0, 2) == [5, 1]
+    assert write(loads, 1, 4) == ([6, 3, 8], 0)
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_ids_do_not_change_during_a_copy(kind: str) -> None:
+    tables, loads = make_tables(), make_loads()
+    held, copy = (
+        (tables.copying, tables.reading("r.0", 0, 2)) if kind == "read" else (loads.copying, loads.writing("m.1", 1, 2))
+    )
+    with copy:
+        assert not held.acquire(blocking=False)
+    assert held.acquire(blocking=False)

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from migration.kv.copier.tables import TableChange
 from migration.protocol.errors import TransferFailed
 from tests.migration.kv.test_connector import BLOCK, BLOCKS, make_connector, make_worker
 
@@ -32,7 +35,7 @@ def make_extension(group: dict[str, Any], connector: Any) -> Any:
 
     group["connector"] = connector
     worker = MellWorker()
-    worker.model_runner = object()
+    worker.model_runner = SimpleNamespace(model=torch.nn.Linear(4, 3))
     return worker
 
 
@@ -48,6 +51,7 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "unsupported": None,
         "unmirrored": None,
         "host_blocks": 0,
+        "parameter_bytes": 4 * (3 * 4 + 3),
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
         "starter_pid": None,
@@ -74,3 +78,34 @@ def test_engine_with_another_connector_is_an_error(group: dict[str, Any]) -> Non
     other = SimpleNamespace(shutdown=lambda: None)
     with pytest.raises(TransferFailed, match="without Mell's KV connector"):
         make_extension(group, other).mell_describe()
+
+
+def test_blocks_that_change_their_ids_are_copied_and_found_in_all_tables(group: dict[str, Any]) -> None:
+    connector, cache = make_worker()
+    extension = make_extension(group, connector)
+    rows = np.array([[5, 6, 0], [1, 5, 0]], dtype=np.int32)
+    request = SimpleNamespace(block_ids=([5, 6],))
+    extension.model_runner.input_batch = SimpleNamespace(
+        block_table=SimpleNamespace(block_tables=[SimpleNamespace(block_table=SimpleNamespace(np=rows))])
+    )
+    extension.model_runner.requests = {"r": request}
+    extension.mell_describe()
+    connector.tables.apply([TableChange("r.0", 2 * BLOCK, [5, 6], replace=True, caught_up=True)], None)
+    cache[5], cache[6] = 0.5, 0.6
+    extension.mell_renumber([(5, 2), (6, 3)])
+    assert rows.tolist() == [[2, 3, 0], [1, 2, 0]] and request.block_ids == ([2, 3],)
+    with connector.tables.reading("r.0", 0, 2) as (blocks, _):
+        assert blocks == [2, 3]
+    assert (cache[2] == 0.5).all() and (cache[3] == 0.6).all()
+
+
+def test_memory_that_the_machine_does_not_take_is_a_reason(
+    group: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(layers: object, first: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    extension = make_extension(group, make_worker()[0])
+    assert extension.mell_release(BLOCKS) is None
+    monkeypatch.setattr("migration.kv.layout.give_back", refuse)
+    assert extension.mell_release(4) == "[Errno 12] Cannot allocate memory"

@@ -102,6 +102,7 @@ async def test_internal_errors_reveal_no_details(api: Api) -> None:
 
 ADMIN = [("GET", "/mell/state"), ("GET", "/mell/migrations"), ("POST", "/mell/migrations")]
 ROLE = "/mell/replicas/a/role"
+POOL = "/mell/replicas/a/memory"
 MATCH = "/mell/cache/match"
 MODE = "/mell/mode"
 
@@ -190,6 +191,29 @@ async def test_an_order_names_request_target_and_path(api: Api, path: PathReques
     response = await order(api, request_id="x", target="b", path=path.value)
     assert (response.status_code, response.json()) == (202, {"id": "m1"})
     assert api.backend.asked == [("x", "b", path)]
+
+
+@pytest.mark.parametrize("blocks", [1500, None])
+async def test_an_order_sets_the_size_of_a_pool(api: Api, blocks: int | None) -> None:
+    response = await api.post(POOL, json={"blocks": blocks})
+    assert (response.status_code, response.json()) == (202, {"id": "a", "blocks": blocks})
+    assert api.backend.asked == [("a", blocks)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "blocks"),
+        ({"blocks": "9"}, "blocks"),
+        ({"blocks": 1.5}, "blocks"),
+        ({"blocks": 9, "x": 1}, "x"),
+        ([], None),
+    ],
+)
+async def test_an_order_for_the_size_of_a_pool_is_checked(api: Api, body: Any, param: str | None) -> None:
+    response = await api.post(POOL, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+    assert (await api.post("/mell/replicas/z/memory", json={"blocks": 9})).status_code == 404
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "both", None])

@@ -1,0 +1,55 @@
+"""vLLM's executor with a KV pool that changes its size.
+
+The client of an engine core calls the core's executor with the name of a method of its workers (`collective_rpc`). The
+core makes such calls between two steps, whether requests run or not. The calls below are about the pool, which is in
+the core's own process, and end here; a renumbering goes on to all workers, within the same call.
+
+    mell_fit(size, spare)   shrink the pool by some blocks; (size now, blocks over, blocks moved), see `ElasticPool.fit`
+    mell_grow(size)         hand out more; (size now, 0, 0)
+"""
+
+import logging
+import os
+from typing import Any
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from migration.kv.pool import declared_times, elastic_pool
+from policies.model import Blocks
+
+log = logging.getLogger(__name__)
+
+
+class ElasticExecutor(MultiprocExecutor):
+    """vLLM's executor of workers in processes of their own, as on the CPU build."""
+
+    def determine_available_memory(self) -> list[int]:
+        """The memory for the declared blocks: of the workers' own number, the multiple that is declared."""
+        found = super().determine_available_memory()
+        times = declared_times(self.vllm_config)
+        assert times is not None, "the pool is elastic"
+        cache = self.vllm_config.cache_config
+        if cache.num_gpu_blocks_override is not None:
+            cache.num_gpu_blocks_override = int(cache.num_gpu_blocks_override * times)
+        return [int(each * times) for each in found]
+
+    def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: Any = (), *more: Any, **kwargs: Any
+    ) -> Any:
+        """As vLLM's, but for calls about the pool."""
+        if method == "mell_fit":
+            return [self._fit(*args)]
+        if method == "mell_grow":
+            return [(elastic_pool().grow(*args), 0, 0)]
+        return super().collective_rpc(method, timeout, args, *more, **kwargs)
+
+    def _fit(self, size: Blocks, spare: int) -> tuple[int, int, int]:
+        fitted = elastic_pool().fit(size, spare)
+        if fitted.moved:
+            try:
+                super().collective_rpc("mell_renumber", args=(fitted.moved,))
+            except BaseException:
+                # Some worker may have the old ids: any further step could read another request's KV.
+                log.exception("a worker has not renumbered its KV blocks: the engine ends")
+                os._exit(1)
+        return fitted.size, fitted.over, len(fitted.moved)

@@ -1,0 +1,288 @@
+"""The shell of a pool's table: executes its commands on an engine, and has the values of its reports."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from migration.memory.tables import PoolCommand, PoolEvent, PoolState, new_pool, order_event
+from migration.protocol.ports import Clock
+from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
+from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.model import Blocks, Bytes, ReplicaId
+
+_LOOK_S = 0.05
+"""The time between two looks for room, in seconds."""
+_LEAVE_S = 0.5
+"""The time in which requests that were given back leave the engine, in seconds."""
+
+
+_Activity = Callable[[], Coroutine[Any, Any, PoolEvent]]
+
+
+class EngineEnded(Exception):
+    """The engine has ended, and its memory with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The outcome of one step of a shrink.
+
+    `size` blocks are handed out now, requests have `over` blocks beyond the aim, and `moved` blocks changed places.
+    """
+
+    size: Blocks
+    over: Blocks = Blocks(0)
+    moved: Blocks = Blocks(0)
+
+
+class EngineMemory(Protocol):
+    """An engine's KV pool. The methods that wait raise EngineEnded."""
+
+    model: ModelMemory
+    """The bytes of its parts; `fixed` is measured at the start."""
+    declared: Blocks
+    """The most blocks that it may have."""
+    start: Blocks
+    """The number of its blocks when the replica begins to serve."""
+
+    @property
+    def size(self) -> Blocks:
+        """The blocks that the engine hands out."""
+        ...
+
+    @property
+    def used(self) -> Blocks:
+        """The blocks of requests."""
+        ...
+
+    def announce(self, blocks: Blocks) -> None:
+        """From now on this is the capacity in the engine's statistics."""
+        ...
+
+    async def fit(self, blocks: Blocks) -> Fitted:
+        """Shrink the pool towards `blocks` by some of the way; not at all while requests exceed `blocks`."""
+        ...
+
+    async def release(self, blocks: Blocks) -> str | None:
+        """Give the memory behind the first `blocks` back to the machine, or return the reason why it was not taken."""
+        ...
+
+    async def grow(self, blocks: Blocks) -> None:
+        """Hand out `blocks`, if that is more than now."""
+        ...
+
+
+def start_size(memory: EngineMemory, share: Bytes) -> Blocks:
+    """The blocks of an engine at its start. `share` is for all memory that the replica holds.
+
+    Raises:
+        ValueError: the share does not hold one request of the model's whole context.
+    """
+    model, most = memory.model, memory.model.blocks_in(share)
+    if most < model.floor:
+        parts = (model.parameters, model.fixed, model.floor * model.block)
+        names = "parameters", "processes", "KV of one request of max_model_len"
+        listed = " + ".join(f"{_mib(part)} ({name})" for part, name in zip(parts, names, strict=True))
+        raise ValueError(
+            f"memory.budget_mib: a replica needs {listed} = {_mib(model.least)} MiB, and its share, budget_mib divided "
+            f"by max_replicas, is {_mib(share)} MiB: raise budget_mib, or lower max_replicas or max_model_len"
+        )
+    return max(model.floor, min(memory.size, most))
+
+
+def _mib(size: int) -> int:
+    return -(-size >> 20)
+
+
+async def begin(memory: EngineMemory, blocks: Blocks) -> None:
+    """Give an engine without requests its size at the start."""
+    memory.start = blocks
+    while (await memory.fit(blocks)).size > blocks:
+        pass
+    await memory.grow(blocks)
+    await memory.release(blocks)
+    memory.announce(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeCounts:
+    """Resizes since the start that ended or failed, their seconds, and the blocks that changed places."""
+
+    shrunk: int = 0
+    grown: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    renumbered: int = 0
+
+
+class Resizer:
+    """Follows orders with the engine of one replica.
+
+    `give_back(blocks)` has requests leave that have at least `blocks` KV blocks.
+    """
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        memory: EngineMemory,
+        clock: Clock,
+        give_back: Callable[[Blocks], object],
+    ) -> None:
+        self._memory = memory
+        self._clock = clock
+        self._give_back = give_back
+        plan = MemoryPlan(memory.size)
+        self._replica = ReplicaMemory(replica, OrderNumber(0), plan, plan)
+        self._pool = new_pool()
+        self._task: asyncio.Task[None] | None = None
+        self._deadline = self._ordered_at = 0.0
+        self._shrink_s = 0.0
+        self._over = Blocks(0)
+        self.cause: str | None = None
+        """The reason why the replica holds more than it was ordered to; None if it does not."""
+        self.counts = ResizeCounts()
+
+    @property
+    def state(self) -> PoolState:
+        """The state of the pool."""
+        return self._pool.state
+
+    @property
+    def report(self) -> MemoryReport:
+        """The ordered plan, and the plan that the replica holds."""
+        replica = self._replica
+        return MemoryReport(replica.replica, replica.at, replica.ordered, replica.held)
+
+    @property
+    def ordered(self) -> Blocks:
+        """The ordered number of blocks."""
+        return _blocks(self._replica.ordered)
+
+    @property
+    def held(self) -> Blocks:
+        """The number of blocks whose memory the replica may have."""
+        return _blocks(self._replica.held)
+
+    def asked(self, fence: int) -> MemoryReport:
+        """The report for a scheduler with this fence, which no older one may order anything after."""
+        self._replica, report = self._replica.asked(fence)
+        return report or self.report
+
+    def obey(self, order: MemoryOrder, shrink_s: float) -> MemoryReport:
+        """Take an order, unless a newer one has come; requests beyond it have `shrink_s` seconds to move away."""
+        follows = self._replica.obey(order)
+        if follows is not self._replica:
+            event = order_event(self.state, _blocks(order.plan), self.ordered, self.held)
+            self._replica = follows
+            if event is not PoolEvent.SAME:
+                self._ordered_at = self._clock()
+                self._shrink_s, self._deadline = shrink_s, self._ordered_at + shrink_s
+            self._feed(event)
+        return self.report
+
+    async def settled(self) -> None:
+        """Wait until no activity is under way."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait((self._task,))
+
+    def close(self) -> None:
+        """End the activity under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _feed(self, event: PoolEvent) -> None:
+        for command in self._pool.feed(event):
+            self._execute(command)
+
+    def _execute(self, command: PoolCommand) -> None:
+        match command:
+            case PoolCommand.ANNOUNCE:
+                self._memory.announce(self.ordered)
+                if self.state is PoolState.SETTLED:
+                    self._note(grown=1)
+            case PoolCommand.GIVE_BACK:
+                self._give_back(self._over)
+                self._deadline = self._clock() + max(self._shrink_s, _LEAVE_S)
+            case PoolCommand.NOTE_RELEASED:
+                self._hold(self.ordered)
+                self.cause = None
+                self._note(shrunk=1)
+            case PoolCommand.NOTE_FAILED:
+                self._note(failed=1)
+            case PoolCommand.GROW:
+                self._hold(Blocks(max(self.held, self.ordered)))
+                self._begin(self._grow)
+            case PoolCommand.FIT:
+                self._begin(self._fit)
+            case PoolCommand.AWAIT_ROOM:
+                self._begin(self._await_room)
+            case PoolCommand.RELEASE:
+                self._begin(self._release)
+
+    def _hold(self, blocks: Blocks) -> None:
+        self._replica = replace(self._replica, held=MemoryPlan(blocks))
+
+    def _note(self, shrunk: int = 0, grown: int = 0, failed: int = 0) -> None:
+        counts, seconds = self.counts, self._clock() - self._ordered_at
+        self.counts = replace(
+            counts,
+            shrunk=counts.shrunk + shrunk,
+            grown=counts.grown + grown,
+            failed=counts.failed + failed,
+            seconds=counts.seconds + seconds,
+        )
+
+    def _begin(self, activity: _Activity) -> None:
+        self._task = asyncio.create_task(self._run(self._task, activity))
+
+    async def _run(self, before: asyncio.Task[None] | None, activity: _Activity) -> None:
+        """Perform an activity behind the one before, and feed its result unless another one has begun since.
+
+        The one before, if it was given up, ends with its call to the engine: the engine's answers come in order.
+        """
+        mine = asyncio.current_task()
+        if before is not None and before is not mine and not before.done():
+            await asyncio.wait((before,))
+        if self._task is not mine:
+            return
+        try:
+            event = await activity()
+        except EngineEnded:
+            event = PoolEvent.ENGINE_ENDED
+        if self._task is mine:
+            self._feed(event)
+
+    async def _fit(self) -> PoolEvent:
+        aim, mine = self.ordered, self._task
+        if self._memory.size < aim:
+            # An earlier order went further down; the memory up to `held` is still there.
+            await self._memory.grow(aim)
+        while self._task is mine:
+            fitted = await self._memory.fit(aim)
+            self._over = fitted.over
+            self.counts = replace(self.counts, renumbered=self.counts.renumbered + fitted.moved)
+            if fitted.over > 0:
+                return PoolEvent.EXCEEDS
+            if fitted.size <= aim:
+                break
+        return PoolEvent.FITS
+
+    async def _await_room(self) -> PoolEvent:
+        await asyncio.sleep(_LOOK_S)
+        return PoolEvent.OVERDUE if self._clock() >= self._deadline else PoolEvent.LOOK_AGAIN
+
+    async def _release(self) -> PoolEvent:
+        self.cause = await self._memory.release(self.ordered)
+        return PoolEvent.RELEASED if self.cause is None else PoolEvent.RELEASE_FAILED
+
+    async def _grow(self) -> PoolEvent:
+        await self._memory.grow(self.ordered)
+        return PoolEvent.GROWN
+
+
+def _blocks(plan: MemoryPlan) -> Blocks:
+    assert plan.blocks is not None, "a replica that sleeps has no pool: nothing orders that yet"
+    return plan.blocks

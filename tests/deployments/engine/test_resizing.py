@@ -1,0 +1,78 @@
+"""The elastic pool of a vLLM engine, over calls to its core."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from deployments.engine.resizing import VllmMemory, measured
+from deployments.engine.vllm_messages import EngineDeadError
+from migration.memory.run import EngineEnded, Fitted
+from policies.memory.plan import ModelMemory
+from policies.model import Blocks, Bytes
+
+MODEL = ModelMemory(Bytes(1), Bytes(1), Bytes(1), Bytes(1), Blocks(1))
+
+
+class Core:
+    """Implements `CoreCalls`: gives the answers of a test."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[Any, ...]] = []
+        self.over = asyncio.Event()
+
+    async def collective_rpc_async(self, method: str, args: tuple[Any, ...] = ()) -> Any:
+        self.calls.append((method, *args))
+        if not self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def end(self) -> str:
+        await self.over.wait()
+        return "it was killed"
+
+
+def memory(core: Core, sizes: list[int]) -> VllmMemory:
+    """A pool of 100 blocks, a fourth of which is used by 5 requests."""
+    use, running, size, declared = (lambda: 0.25), (lambda: 5), Blocks(100), Blocks(300)
+    return VllmMemory(core, MODEL, size, declared, use, running, sizes.append, core.end)
+
+
+async def test_sizes_are_those_of_the_newest_answer() -> None:
+    core, sizes = Core([(80, 0, 7)], [(200, 0, 0)]), list[int]()
+    pool = memory(core, sizes)
+    assert (pool.size, pool.used, pool.capacity) == (100, 25, 100)
+    assert await pool.fit(Blocks(60)) == Fitted(Blocks(80), Blocks(0), Blocks(7))
+    assert (pool.size, pool.used, pool.capacity) == (80, 20, 100)
+    await pool.grow(Blocks(200))
+    pool.announce(Blocks(200))
+    assert (pool.size, pool.capacity, sizes) == (200, 200, [80, 200])
+    assert core.calls == [("mell_fit", 60, 5), ("mell_grow", 200)]
+
+
+async def test_memory_is_given_back_by_all_workers_or_there_is_a_reason() -> None:
+    core = Core([None, None], [None, "no memory"])
+    pool = memory(core, [])
+    assert await pool.release(Blocks(60)) is None
+    assert await pool.release(Blocks(60)) == "the memory of KV blocks was not given back: no memory"
+    assert core.calls == [("mell_release", 61)] * 2
+
+
+async def test_a_call_ends_with_the_core() -> None:
+    core = Core()
+    call = asyncio.create_task(memory(core, []).grow(Blocks(200)))
+    await asyncio.sleep(0)
+    core.over.set()
+    with pytest.raises(EngineEnded, match="it was killed"):
+        await call
+    with pytest.raises(EngineEnded):
+        await memory(Core(EngineDeadError()), []).grow(Blocks(200))
+
+
+def test_memory_is_that_of_all_workers_and_processes() -> None:
+    found = measured([{"parameter_bytes": 100, "block_bytes": 7}] * 2, [], 1000, 32)
+    assert (found.parameters, found.fixed, found.block, found.floor) == (200, 0, 14, 32)
