@@ -12,7 +12,6 @@ from app.frontend.calls import CURRENT, ApiCall
 from app.ingress.errors import ApiError
 from benchmarks.chaos.offers import draw_prompt, undisturbed
 from deployments.engine.tokens import expected
-from deployments.metrics.vllm import expose_requests
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Loss, LossKind
@@ -318,7 +317,7 @@ async def test_a_request_counts_once_however_often_it_moves(own: FrontendApi) ->
     (request,) = await running(own.service)
     await move(own.service, request, "b")
     await asking
-    exposed = {family.name: family.samples for family in expose_requests("i")}
+    exposed = {family.name: family.samples for family in await own.frontend.metrics("i")}
     succeeded = [line for line in exposed["vllm:request_success"].splitlines() if 'finished_reason="length"' in line]
     assert [line.split()[-1] for line in succeeded] == ["1.0"] and 'replica="i"' in succeeded[0]
     assert "vllm:request_generation_tokens_sum{" in exposed["vllm:request_generation_tokens"]
