@@ -25,8 +25,7 @@ def total_demand_at(cluster: Cluster, speed: SpeedLimit | None, queue_share: flo
 def spare_capacity(cluster: Cluster) -> int:
     """The free tokens after all starts and moves under way, less those for the waiting requests.
 
-    Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival. What prefill
-    replicas have free is of no use to a request that decodes.
+    What prefill replicas have free is of no use to a request that decodes.
     """
     hosts = (r for r in cluster.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
     free = sum(_usable_vacancy(cluster, replica) for replica in hosts)
@@ -34,9 +33,13 @@ def spare_capacity(cluster: Cluster) -> int:
 
 
 def _usable_vacancy(cluster: Cluster, replica: Replica) -> int:
-    """The free tokens of a replica that count as spare capacity."""
+    """The free tokens of a replica that count as spare capacity.
+
+    A forecast is of the whole demand, so it is compared with the whole capacity: demand beyond a replica's capacity
+    takes that of others. Without one, remainders of less than C/8 are of no use to an arrival, and do not count.
+    """
     room = replica.vacancy
-    return room if room * 8 >= cluster.capacity else 0
+    return room if cluster.conditions.forecast is not None or room * 8 >= cluster.capacity else 0
 
 
 def _waiting_demand(cluster: Cluster, speed: SpeedLimit | None, queue_share: float) -> int:

@@ -107,7 +107,8 @@ def test_slack_is_kept_free(slack: float, expected: str, starts_as: ReplicaState
     ("forecast", "expected"),
     [
         pytest.param(-40, "A: p90", id="what waits is over by then"),
-        pytest.param(-20, "A: p90 | gpu-0:", id="some of what waits is left"),
+        pytest.param(-20, "A: p90", id="what is left takes the whole capacity"),
+        pytest.param(-19, "A: p90 | gpu-0:", id="more is left than the capacity"),
     ],
 )
 def test_by_a_forecast_replicas_open_for_the_demand_at_the_end_of_a_start(forecast: int, expected: str) -> None:
@@ -159,6 +160,15 @@ def test_room_is_spare_on_what_is_up_or_will_be(state: ReplicaState, spare: int)
 @pytest.mark.parametrize(("size", "spare"), [(70, 50), (71, 40)], ids=["C/8 or more", "less"])
 def test_room_is_spare_in_pieces_of(size: int, spare: int) -> None:
     assert spare_capacity(named(f"A: p40 | B: q{size}", capacity=80)) == spare
+
+
+@pytest.mark.parametrize(
+    ("size", "spare"), [(71, 49), (90, 30)], ids=["small remainders", "demand beyond the capacity"]
+)
+def test_by_a_forecast_all_capacity_beyond_the_demand_is_spare(size: int, spare: int) -> None:
+    cluster = named(f"A: p40 | B: q{size}", capacity=80)
+    impose(cluster, forecast=0)
+    assert spare_capacity(cluster) == spare
 
 
 @pytest.mark.parametrize(("limited", "spare"), [(False, 40), (True, 60)], ids=["the largest rise", "a forecast"])
