@@ -55,15 +55,15 @@ def closable(cluster: Cluster, closing: Collection[Replica] = (), times: float =
     """The largest capacity, in tokens, of one replica that can close beside the `closing` ones without violating a
     minimum or the slack, multiplied by `times`; below zero if none can.
 
-    A forecast is not multiplied: its spread is the margin.
+    By a forecast, its peak counts instead: a replica that is opened again within the time of a start has saved nothing.
     """
     conditions = cluster.conditions
     if len(closing) >= _above_minimum(cluster):
         return -1.0
     if not conditions.slack and conditions.forecast is None:
         return inf
-    margin = times if conditions.forecast is None else 1.0
-    return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - margin * conditions.slack
+    free = times * conditions.slack if conditions.forecast is None else conditions.peak
+    return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - free
 
 
 def _above_minimum(cluster: Cluster) -> int:

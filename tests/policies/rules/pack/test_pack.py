@@ -159,7 +159,7 @@ def test_loads_are_evened_out_where_there_is_no_plenty() -> None:
 @pytest.mark.parametrize(("forecast", "expected"), [(None, "20 | 5 20"), (100, "20 20 | 5")])
 def test_by_a_forecast_no_loads_are_evened_out(forecast: int | None, expected: str) -> None:
     cluster = drawn("20 20 | 5")
-    impose(cluster, slack=100, forecast=forecast)
+    impose(cluster, slack=100, forecast=forecast, peak=100)
     PACK.rebalance(cluster, Changes())
     assert shown(cluster) == expected
 
