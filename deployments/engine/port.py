@@ -54,7 +54,7 @@ class EngineProcesses:
 class Tie(StrEnum):
     """The reason why an engine of this kind cannot continue a request with output exactly (`immovable_reason`)."""
 
-    SEEDED = "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
+    SEEDED = "seeded sampling: the generator of vLLM's older model runner cannot be restored"
     DRAFTED = "seeded sampling with speculative decoding: the draws depend on the draft tokens of each step"
     POOLED = "a pooling model's request: it has no output to continue after, and ends with its prompt"
 

@@ -60,7 +60,7 @@ CODES = {
 """Status and meaning of each `code` of Mell's own errors."""
 
 TIED = {
-    Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner",
+    Tie.SEEDED: "`seed` with a `temperature` above 0, with vLLM's older model runner (on CPU: vLLM 0.29)",
     Tie.DRAFTED: "`seed` with a `temperature` above 0, on engines with a `speculative_config`",
     Tie.POOLED: "embeddings, scores and classes: all requests of [pooling models](frontend.md#pooling-models)",
 }

@@ -1,4 +1,7 @@
-"""One Mell hands all its requests over to another one: clients notice nothing, and replicas are idle."""
+"""One Mell hands all its requests over to another one: clients notice nothing, and replicas are idle.
+
+MELL_TEST_LONG adds paced engines.
+"""
 
 import asyncio
 import copy
@@ -13,6 +16,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.counts import LONG_ONLY
 from tests.integration.application import Answer, Application, Client, eventually, prompt
 from tests.integration.conftest import ROOT, Stage, free_port
 
@@ -58,7 +62,7 @@ def configured(**args: Any) -> dict[str, Any]:
     return config
 
 
-@pytest.fixture(params=["paced", "vllm"])
+@pytest.fixture(params=[pytest.param("paced", marks=LONG_ONLY), "vllm"])
 def replacement(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Replacement]:
     """Two Mells, with paced or with real engines."""
     paced = request.param == "paced"

@@ -9,7 +9,7 @@ from typing import Self
 import httpx
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from app.client.api import HAND_OVER_REQUESTS, is_loopback
 from app.client.errors import message_in
@@ -29,6 +29,12 @@ from migration.protocol.request import StreamEvent
 from policies.causes import Cause
 
 _CONNECT_S = 3.0
+
+_ANSWER_S = 10.0
+"""The longest wait for the answer to a request that has been sent, in seconds."""
+
+_FRAGMENT = 256 << 10
+"""The size of the parts of a message, in bytes. The answers to pings go between two parts."""
 
 
 class HandOverLink:
@@ -69,7 +75,11 @@ class HandOverLink:
             )
         except InvalidStatus as error:
             raise Stopping(_refusal(error)) from None
-        except (OSError, InvalidHandshake) as error:  # a time-out is an OSError
+        except (
+            OSError,
+            WebSocketException,
+            ImportError,
+        ) as error:  # a time-out is an OSError, a proxy may need a package
             raise PeerLost(f"{url}: {error or type(error).__name__}") from None
         return cls(url, connection, take)
 
@@ -83,7 +93,7 @@ class HandOverLink:
         Raises:
             Refused: it does not run the request.
             Stopping: it takes no requests.
-            PeerLost: the connection has ended.
+            PeerLost: the connection has ended, or no answer has come.
         """
         message = encode_message(request)
         if len(message) > self._longest:
@@ -96,9 +106,15 @@ class HandOverLink:
         self._answers[request.number] = answer
         try:
             await self._send(message)
-            return await answer
+            async with asyncio.timeout(_ANSWER_S):
+                model = await answer
+        except TimeoutError:
+            raise PeerLost(f"{self._name} did not answer within {_ANSWER_S:.3g} s") from None
         finally:
             self._answers.pop(request.number, None)
+        if self.ended.done():
+            raise self.ended.result()
+        return model
 
     def leave(self, number: int) -> None:
         """End a request there."""
@@ -110,8 +126,9 @@ class HandOverLink:
         await self._connection.close()
 
     async def _send(self, message: bytes) -> None:
+        parts = [message[at : at + _FRAGMENT] for at in range(0, len(message), _FRAGMENT)]
         with contextlib.suppress(ConnectionClosed):  # `_read` notices it, too
-            await self._connection.send(message)
+            await self._connection.send(parts if len(parts) > 1 else message)
 
     async def _read(self) -> None:
         """Pass answers and events on, to the end of the connection."""

@@ -13,7 +13,7 @@ from app.ingress.hand_over.rules import Standing, takes_requests, why_stays
 from app.ingress.hand_over.wire import SILENCE_S, HandedRequest
 from app.ingress.streams.streams import Streams
 from deployments.api.calls import HandOverTarget
-from migration.concurrency import take_failure
+from migration.concurrency import Tasks, take_failure
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping
 from migration.protocol.request import Delta, Lost, RequestSpec, StreamEvent
 from policies.causes import Cause
@@ -22,9 +22,6 @@ from policies.model import RETRY_S, ReplicaId, RequestId
 log = logging.getLogger("ray.serve")
 
 _CONNECT_S = 3.0
-
-_UPLOAD_BYTES_PER_S = 1e6
-"""The slowest upload of a request that is waited for, in bytes per second."""
 
 Connect = Callable[[str, str | None], ApiClient]
 
@@ -66,11 +63,13 @@ class OtherMell:
         self._unanswered: set[RequestId] = set()
         self._refused: set[RequestId] = set()
         self._handed: dict[RequestId, _Handed] = {}
+        self._closed = False
+        self._tasks = Tasks()
 
     def renew(self, target: HandOverTarget) -> None:
         """The order has come again, with another key or model. Requests that are there keep their link."""
         self.target = target
-        self._opened = None
+        self._replace_link()
 
     def takes(self, spec: RequestSpec, outputs: int) -> bool:
         """See `Successor.takes`."""
@@ -91,14 +90,8 @@ class OtherMell:
             self._refused.add(spec.id)
             raise Refused("a replica with other weights has begun it", Cause.FINGERPRINT)
         self.release(spec.id, None)
-        within_s = SILENCE_S + sum(map(len, spec.body)) / _UPLOAD_BYTES_PER_S
         try:
-            async with asyncio.timeout(within_s):
-                return await self._submit(spec, hop, outputs, await self._link())
-        except TimeoutError:
-            late = PeerLost(f"{self.id} did not answer within {within_s:.3g} s")
-            self._without_answer(spec.id, late)
-            raise late from None
+            return await self._submit(spec, hop, outputs, await self._link())
         except (PeerLost, Stopping) as error:
             self._without_answer(spec.id, error)
             raise
@@ -112,6 +105,7 @@ class OtherMell:
         if handed is not None and (hop is None or handed.hop < hop):
             del self._handed[request]
             handed.link.leave(handed.number)
+            self._close_unused()
 
     def forget(self, request: RequestId) -> None:
         """See `Successor.forget`."""
@@ -119,9 +113,11 @@ class OtherMell:
         self._unanswered.discard(request)
 
     async def close(self) -> None:
-        """Close all connections."""
-        if self._asking is not None:
-            self._asking.cancel()
+        """Close all connections, for good."""
+        self._closed = True
+        for task in (self._asking, self._opened):
+            if task is not None:
+                task.cancel()
         await asyncio.gather(*(link.close() for link in self._links))
 
     async def _submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], link: HandOverLink) -> str:
@@ -150,8 +146,10 @@ class OtherMell:
 
     async def _link(self) -> HandOverLink:
         """The link for new requests. Raises Stopping and PeerLost."""
+        if self._closed:
+            raise Stopping("this ingress ends")
         opened = self._opened
-        if opened is None or (opened.done() and (opened.exception() is not None or opened.result().ended.done())):
+        if opened is None or (opened.done() and self._current() is None):
             opened = self._opened = asyncio.create_task(self._open())
             opened.add_done_callback(take_failure)
         return await asyncio.shield(opened)
@@ -162,12 +160,33 @@ class OtherMell:
         link.ended.add_done_callback(partial(self._ended, link))
         return link
 
+    def _replace_link(self) -> None:
+        """Open another link for new requests. Those that are there keep theirs."""
+        self._opened = None
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Close the links that have been replaced and have no requests any more."""
+        used = {handed.link for handed in self._handed.values()}
+        for link in self._links - used:
+            if link is not self._current():
+                self._links.discard(link)
+                self._tasks.start(link.close())
+
+    def _current(self) -> HandOverLink | None:
+        """The open link for new requests."""
+        opened = self._opened
+        if opened is None or not opened.done() or opened.cancelled() or opened.exception() is not None:
+            return None
+        return None if (link := opened.result()).ended.done() else link
+
     def _take(self, event: StreamEvent) -> None:
         request, handed = event.request, self._handed.get(event.request)
         if handed is not None and isinstance(event, Delta | Lost) and event.hop == handed.hop:
             handed.began = True
             if isinstance(event, Lost) or event.finish is not None:
                 del self._handed[request]
+                self._close_unused()
         self._streams.take(event, self.id)
 
     def _ended(self, link: HandOverLink, ended: "asyncio.Future[PeerLost]") -> None:
@@ -186,8 +205,8 @@ class OtherMell:
 
     def _fail(self, error: MigrationError) -> None:
         """It is away. The next link may reach another one of its processes."""
-        self._opened = None
-        if self._asking is None:
+        self._replace_link()
+        if self._asking is None and not self._closed:
             log.warning("%s takes no requests over for now: %s", self.id, error)
             self._asking = asyncio.create_task(self._ask())
 

@@ -5,12 +5,13 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.ingress.asgi import read_label
-from app.ingress.hand_over.wire import HandedRequest, LeftRequest, decode_message
+from app.ingress.hand_over.wire import PING_S, SILENCE_S, HandedRequest, LeftRequest, decode_message
 from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
 from app.settings import IngressSettings
@@ -37,14 +38,13 @@ LOOK_S = 2.0
 WITHOUT_REPLICAS = 2
 """The looks for which a request waits at a Mell without replicas."""
 
-_MOST_EVENTS = 100_000
-"""The most events that wait for a caller that does not read them."""
-
 _LONGEST_OF_PROXY = 16 << 20
 """The longest message that uvicorn takes by default, in bytes."""
 
 _NO_REQUEST = 1007
 """WebSocket's code for a message that is none of the protocol."""
+
+_NO_REPLICA = "no replica is running"
 
 
 def longest_message(settings: IngressSettings) -> int:
@@ -74,7 +74,7 @@ class TakenRequests:
         self.count += 1
         try:
             if not self.streams.serving:
-                raise Stopping("no replica is running")
+                raise Stopping(_NO_REPLICA)
             spec, reader = self._spec(handed), Reader(handed.outputs)
             async with self.streams.run(spec, reader, relay, self._content(spec), handed.model):
                 accepted()
@@ -123,6 +123,15 @@ class Relay:
         self.over.set()
 
 
+@dataclass(slots=True)
+class _Running:
+    """A request of a link. `relay` has no event of it before it is `accepted`."""
+
+    task: asyncio.Task[None]
+    relay: Relay
+    accepted: bool = False
+
+
 class TakingLink:
     """A connection of another Mell, with the requests that it has handed over by it, by their numbers."""
 
@@ -130,19 +139,34 @@ class TakingLink:
         self._taken = taken
         self._connection = connection
         self._closed = closed
-        self._running: dict[int, tuple[asyncio.Task[None], Relay]] = {}
+        self._running: dict[int, _Running] = {}
         self._events: list[StreamEvent] = []
         self._answers: list[bytes] = []
         """Frames that go before the events."""
         self._ready = asyncio.Event()
+        self._code = 1000
+        """The code with which it is closed."""
         self._looks = 0
         """The looks in a row that have found no replica."""
         self._tasks = Tasks()
 
     async def serve(self) -> None:
         """Serve the connection to its end, which ends its requests."""
-        self._tasks.start(self._send())
-        self._tasks.start(repeat(self._look, LOOK_S))
+        working = [self._tasks.start(work) for work in (self._receive(), self._send(), repeat(self._look, LOOK_S))]
+        try:
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+        with contextlib.suppress(
+            WebSocketDisconnect, RuntimeError, TimeoutError
+        ):  # it is closed, or its caller is stuck
+            async with asyncio.timeout(PING_S):
+                await self._connection.close(self._code)
+
+    # --- of the caller --------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
         try:
             while True:
                 self._take(decode_message(await self._connection.receive_bytes()))
@@ -150,28 +174,26 @@ class TakingLink:
             pass
         except (msgspec.DecodeError, KeyError) as error:  # Starlette raises KeyError for a message of text
             log.warning("a hand-over to this Mell is closed: its caller has sent no request: %s", error)
-            await self._connection.close(_NO_REQUEST)
-        finally:
-            for task in list(self._tasks):
-                task.cancel()
+            self._code = _NO_REQUEST
 
     def _take(self, message: HandedRequest | LeftRequest) -> None:
         number = message.number
         if isinstance(message, LeftRequest):
             if running := self._running.get(number):
-                running[0].cancel()
+                running.task.cancel()
         elif number in self._running:
             raise msgspec.DecodeError(f"request {number} is there twice")
         else:
             relay = Relay(message, self._publish)
-            self._running[number] = self._tasks.start(self._run(message, relay)), relay
+            task = self._tasks.start(self._run(message, relay))
+            self._running[number] = _Running(task, relay)
+            task.add_done_callback(lambda _: self._running.pop(number))
 
     async def _run(self, handed: HandedRequest, relay: Relay) -> None:
-        accepted = False
+        running = self._running[handed.number]
 
         def accept() -> None:
-            nonlocal accepted
-            accepted = True
+            running.accepted = True
             self._answer(handed.number, handed.model)
 
         try:
@@ -182,19 +204,21 @@ class TakingLink:
             self._answer(handed.number, error)
         except Exception as error:
             log.exception("request %s could not be taken over", handed.request)
-            if not accepted:
+            if not running.accepted:
                 self._answer(handed.number, error)
             else:
                 relay.lost(Loss(LossKind.UNAVAILABLE, "internal error"))
-        finally:
-            del self._running[handed.number]
 
     async def _look(self) -> None:
         """Give requests back that have had no replica for a while: the caller may have one."""
         self._looks = 0 if self._taken.streams.serving else self._looks + 1
-        if self._looks >= WITHOUT_REPLICAS:
-            for _, relay in list(self._running.values()):
-                relay.lost(Loss(LossKind.UNAVAILABLE, "no replica is running"))
+        if self._looks < WITHOUT_REPLICAS:
+            return
+        for number, running in list(self._running.items()):
+            if running.accepted:
+                running.relay.lost(Loss(LossKind.UNAVAILABLE, _NO_REPLICA))
+            elif running.task.cancel():
+                self._answer(number, Stopping(_NO_REPLICA))
 
     # --- to the caller --------------------------------------------------------------------------------
 
@@ -207,12 +231,18 @@ class TakingLink:
         self._ready.set()
 
     async def _send(self) -> None:
-        """Send answers, and all events since the last message, as fast as the caller reads them."""
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            while len(self._events) <= _MOST_EVENTS:
-                await self._ready.wait()
-                self._ready.clear()
-                answers, self._answers = self._answers, []
-                events, self._events = self._events, []
-                await self._connection.send_bytes(b"".join(answers) + (encode_batch(events) if events else b""))
-            await self._connection.close()
+        """Send answers, and all events since the last message, as long as the caller reads them."""
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            answers, self._answers = self._answers, []
+            events, self._events = self._events, []
+            message = b"".join(answers) + (encode_batch(events) if events else b"")
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    await self._connection.send_bytes(message)
+            except (WebSocketDisconnect, RuntimeError):  # it is closed
+                return
+            except TimeoutError:
+                log.warning("a hand-over to this Mell is closed: its caller has not read for %g s", SILENCE_S)
+                return

@@ -161,8 +161,7 @@ class Connection(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as offer:
-                path = httptools.parse_url(self.url).path.decode()
-                if path in self._bounds.websockets and self._get_upgrade() == b"websocket":
+                if self._get_upgrade() == b"websocket" and self._path() in self._bounds.websockets:
                     self._become_websocket()
                     return
                 data = data[offer.args[0] :]
@@ -177,10 +176,16 @@ class Connection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
+    def _path(self) -> str:
+        return (httptools.parse_url(self.url).path or b"").decode("latin-1")
+
     def _become_websocket(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        """Hand the connection over. The checks go on: they cut it if it is closed, and its client does not read."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            raise httptools.HttpParserError("an upgrade before the end of the answer")
         self.handle_websocket_upgrade()
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", False):
+            self.send_400_response("The head is none of a WebSocket.")
 
     def _should_upgrade(self) -> bool:
         # uvicorn then leaves the request alone that ends with an offer.

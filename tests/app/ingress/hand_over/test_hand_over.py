@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -303,6 +304,35 @@ async def test_few_requests_at_once_wait_for_their_first_token_there(monkeypatch
         await eventually(lambda: two.b.api.backend.taken.count == 4)
         await asyncio.sleep(0.5)
         assert two.b.api.backend.taken.count == 4
+
+
+def sockets(mell: Mell) -> int:
+    """The connections of other Mells."""
+    return sum(isinstance(each, WebSocketsSansIOProtocol) for each in mell.server._server.server_state.connections)
+
+
+async def test_a_replaced_link_stays_as_long_as_its_requests(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        (first,) = await opened(two, stack, request := spec(tokens=LONG))
+        await two.handed_over()
+        other = two.a.api.backend.hand_over._other
+        assert other is not None
+        other.renew(other.target)
+        (second,) = await opened(two, stack, later := spec("later", tokens=3 * LONG))
+        assert sockets(two.b) == 2
+        assert await output(first, 30) == whole(request)
+        await eventually(lambda: sockets(two.b) == 1)
+        assert await output(second, 30) == whole(later)
+
+
+async def test_nothing_asks_behind_the_end(two: Two) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        await opened(two, stack, spec(tokens=3 * LONG))
+        await two.handed_over()
+        await two.a.api.backend.hand_over.close()
+        await eventually(lambda: sockets(two.b) == 0)
+        coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+        assert not [each for each in coroutines if getattr(each, "__qualname__", "") == "OtherMell._ask"]
 
 
 # --- bad orders ---------------------------------------------------------------------------------------

@@ -255,6 +255,49 @@ async def test_a_tunnel_is_refused(api: Api) -> None:
         assert (await client.ended()).count(b"HTTP/1.1 400 ") == 1
 
 
+SOCKET = frozenset({"/socket"})
+UPGRADE = (
+    b"GET /socket HTTP/1.1\r\nHost: mell\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "more", [b"Content-Length: 5\r\n\r\nhello", b"X: %s\r\n\r\n" % bytes(9000)], ids=["body", "long"]
+)
+async def test_an_upgrade_that_is_none_of_a_websocket_gets_400(api: Api, more: bytes) -> None:
+    async with listening(api.app, websockets=SOCKET) as (port, server):
+        client = await Client.connect(port)
+        await client.send(UPGRADE + more.replace(b"\0", b"x"))
+        assert (await client.ended()).startswith(b"HTTP/1.1 400 ")
+        await eventually(lambda: connections(server) == 0)
+
+
+async def test_an_upgrade_behind_a_call_that_runs_ends_the_connection_and_its_call() -> None:
+    api = make_api(make_service(step_s=0.05))
+    async with listening(api.app, websockets=SOCKET) as (port, _):
+        client = await Client.connect(port)
+        await client.send(framed(b"", chunked=False, max_tokens=500, stream=True))
+        await client.reader.readuntil(b"data: ")
+        await client.send(UPGRADE + b"\r\n")
+        assert b" 400 " in await client.ended()
+        await eventually(lambda: api.backend.service.streams.count == 0)
+
+
+async def test_a_websocket_whose_client_does_not_read_is_cut_behind_its_end() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "bytes": bytes(32 * MIB)})
+
+    async with listening(app, websockets=SOCKET, bytes_per_s=1e9, **SHORT) as (port, server):
+        client = await Client.connect(port, limit=KIB)
+        await client.send(UPGRADE + b"\r\n")
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+        await eventually(lambda: connections(server) == 0)
+        client.close()
+
+
 async def test_keep_alive_probes_detect_vanished_clients() -> None:
     bound = await listen("127.0.0.1", 0, "mell", wait_s=0)
     client = socket.create_connection(bound.getsockname())
