@@ -25,8 +25,7 @@ def total_demand_at(cluster: Cluster, speed: SpeedLimit | None, queue_share: flo
 def spare_capacity(cluster: Cluster) -> int:
     """The free tokens after all starts and moves under way, less those for the waiting requests.
 
-    Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival. What prefill
-    replicas have free is of no use to a request that decodes.
+    What prefill replicas have free is of no use to a request that decodes.
     """
     hosts = (r for r in cluster.replicas.values() if r.state in UP and r.role is not Role.PREFILL)
     free = sum(_usable_vacancy(cluster, replica) for replica in hosts)
@@ -34,9 +33,13 @@ def spare_capacity(cluster: Cluster) -> int:
 
 
 def _usable_vacancy(cluster: Cluster, replica: Replica) -> int:
-    """The free tokens of a replica that count as spare capacity."""
+    """The free tokens of a replica that count as spare capacity.
+
+    A forecast is of the whole demand, so it is compared with the whole capacity: demand beyond a replica's capacity
+    takes that of others. Without one, remainders of less than C/8 are of no use to an arrival, and do not count.
+    """
     room = replica.vacancy
-    return room if room * 8 >= cluster.capacity else 0
+    return room if cluster.conditions.forecast is not None or room * 8 >= cluster.capacity else 0
 
 
 def _waiting_demand(cluster: Cluster, speed: SpeedLimit | None, queue_share: float) -> int:
@@ -52,15 +55,15 @@ def closable(cluster: Cluster, closing: Collection[Replica] = (), times: float =
     """The largest capacity, in tokens, of one replica that can close beside the `closing` ones without violating a
     minimum or the slack, multiplied by `times`; below zero if none can.
 
-    A forecast is not multiplied: its spread is the margin.
+    By a forecast, its peak counts instead: a replica that is opened again within the time of a start has saved nothing.
     """
     conditions = cluster.conditions
     if len(closing) >= _above_minimum(cluster):
         return -1.0
     if not conditions.slack and conditions.forecast is None:
         return inf
-    margin = times if conditions.forecast is None else 1.0
-    return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - margin * conditions.slack
+    free = times * conditions.slack if conditions.forecast is None else conditions.peak
+    return spare_capacity(cluster) - sum(replica.capacity for replica in closing) - free
 
 
 def _above_minimum(cluster: Cluster) -> int:

@@ -1,7 +1,8 @@
-"""A forecast of the demand at the end of a replica's start, with its spread, from the demand of the last minutes.
+"""Forecasts of a pool's demand, each with its spread, from the demand of the last minutes.
 
 A replica that is opened now serves after `within_s` seconds. Requests that find no room then are in time if they need
-to wait no longer than `wait_s`, so the demand that counts is the lowest of the `wait_s` seconds from then on.
+to wait no longer than `span_s`, so the demand that counts for opening is the lowest of the `span_s` seconds from then
+on. For closing, the highest of the next seconds counts.
 
 High demand tends to fall, since requests end, and low demand to rise: a line over the present demand predicts the later
 one. What the line missed in the past is the spread of the forecast. Its largest miss does not count, with the others
@@ -12,6 +13,7 @@ traffic keeps little in reserve, and bursts that return keep in reserve what the
 """
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from math import ceil
 from statistics import fmean
 
@@ -21,29 +23,33 @@ between two."""
 LEFT_OUT = 0.25
 """The share of the past that is left out before the largest miss, and after it, at most."""
 GRID = 32
-"""The number of samples within the time of a start."""
+"""The number of samples until the end of the span."""
 
 
 class Forecast:
-    """The demand of one pool in tokens; times are in seconds of any monotonic clock."""
+    """The demand of one pool in tokens; times are in seconds of any monotonic clock.
 
-    def __init__(self) -> None:
+    Of the `span_s` seconds that begin `within_s` seconds from now, the `extreme` demand counts: `min` or `max`.
+    """
+
+    def __init__(self, extreme: Callable[[Iterable[int]], int] = min) -> None:
+        self._extreme = extreme
         self._recent: deque[tuple[float, int]] = deque()
         """(time, demand) whose later demand is not observed yet."""
         self._past: deque[tuple[float, int, int]] = deque()
         """(time, demand, later demand)."""
         self._present = 0
         self._ahead_s = 0.0
-        """The time of a start and a wait."""
+        """The time until the end of the span."""
 
-    def observe(self, now: float, tokens: int, within_s: float, wait_s: float = 0.0) -> None:
-        """Add the demand at `now`. `within_s` and `wait_s` should change little from one call to the next."""
-        self._present, self._ahead_s = tokens, within_s + wait_s
-        if not self._recent or now - self._recent[-1][0] >= within_s / GRID:
+    def observe(self, now: float, tokens: int, within_s: float, span_s: float = 0.0) -> None:
+        """Add the demand at `now`. `within_s` and `span_s` should change little from one call to the next."""
+        self._present, self._ahead_s = tokens, within_s + span_s
+        if not self._recent or now - self._recent[-1][0] >= self._ahead_s / GRID:
             self._recent.append((now, tokens))
-        later = min((was for at, was in self._recent if at >= now - wait_s), default=tokens)
+        later = self._extreme([tokens, *(was for at, was in self._recent if at >= now - span_s)])
         while self._recent[0][0] < now - self._ahead_s:
-            self._past.append((*self._recent.popleft(), min(later, tokens)))
+            self._past.append((*self._recent.popleft(), later))
         while self._past and self._past[0][0] < now - WINDOW_S - self._ahead_s:
             self._past.popleft()
 

@@ -24,10 +24,12 @@ rather too large.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 from math import ceil, inf
 
 from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, unreachable
-from policies.cost.steps import prompt_chunks
+from policies.cost.steps import StepCosts, prompt_chunks
 
 MOST_ERROR = 0.5
 """The largest error that counts in the limits."""
@@ -54,9 +56,8 @@ class Interruptions:
 
     def __init__(self, speed: ReplicaSpeed, traffic: Traffic) -> None:
         self._costs, self._traffic = speed.costs, traffic
-        idle_s = self._costs.step_s(0, 0.0)
-        chunks = (chunk for prompt in traffic.prompts for chunk in prompt_chunks(prompt, speed.chunk_tokens))
-        self._added_s = sorted((self._costs.step_s(0, 0.0, (chunk,)) - idle_s for chunk in chunks), reverse=True)
+        added_s = (_added_s(speed.costs, speed.chunk_tokens, prompt) for prompt in traffic.prompts)
+        self._added_s = sorted(chain.from_iterable(added_s), reverse=True)
         self._prefills_s = sum(self._added_s)
 
     def seconds(self, replicas: int) -> float:
@@ -84,6 +85,13 @@ class Interruptions:
         if not is_enough(MOST_REPLICAS):
             return None
         return 1 + bisect_left(range(1, MOST_REPLICAS), True, key=is_enough)
+
+
+@lru_cache(maxsize=4096)
+def _added_s(costs: StepCosts, chunk_tokens: int | None, prompt: int) -> tuple[float, ...]:
+    """The seconds that each chunk of a prompt adds to a step. Most prompts of an epoch are those of the one before."""
+    idle_s = costs.step_s(0, 0.0)
+    return tuple(costs.step_s(0, 0.0, (chunk,)) - idle_s for chunk in prompt_chunks(prompt, chunk_tokens))
 
 
 def limit(

@@ -60,7 +60,8 @@ def epoch_conditions(
     """The conditions of the epoch. Changes nothing: `learn_demand` comes before it."""
     rate, follows = memory.learned.experience.decode_rate, memory.terms.service is not None
     growth = _net_lead(memory, limits, now) if follows else lead(limits, rate)
-    free = round(limits.slack * memory.cluster.capacity) + memory.learned.demand.change(limits)
+    slack, demand = round(limits.slack * memory.cluster.capacity), memory.learned.demand
+    free = slack + demand.change
     return EpochConditions(
         headroom(memory.rule, limits, rate, growth, follows),
         growth,
@@ -68,6 +69,7 @@ def epoch_conditions(
         inf if limits.moves_per_epoch is None else limits.moves_per_epoch,
         max(0, free),
         None if limits.foreseen is None else free,
+        max(0, slack + demand.peak),
         limits.foreseen is None or bool(memory.learned.risk.late),
         bounds.queue_share,
         seen.pool.min_replicas,

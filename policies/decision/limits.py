@@ -39,25 +39,36 @@ class Limits:
     foreseen: float | None = None
 
 
+MORE_LIKELY_THAN_NOT = 0.5
+"""The probability with which a closed replica must not be needed again for the time of a start. A replica that closes
+saves a second in every second. If it is needed again sooner than it starts, it has cost more than one that stays."""
+
+
 @dataclass(slots=True)
 class DemandHistory:
-    """The demand of a pool in the last minutes, and the capacity to keep free for its next rise."""
+    """The demand of a pool in the last minutes, and the capacity to keep free for its next rise.
+
+    `change` is the change of demand that the limits provide for, in tokens: the largest rise, or the forecast one.
+    `peak` is the largest value of demand and forecast together in the next start that is as likely as a smaller one,
+    less the present demand: to close replicas beyond it saves more than to open them again costs.
+    """
 
     past: Demand = field(default_factory=Demand)
     forecast: Forecast = field(default_factory=Forecast)
+    needs: Forecast = field(default_factory=lambda: Forecast(max))
+    change: int = 0
+    peak: int = 0
 
     def observe(self, limits: Limits, tokens: int, wait_s: float, now: float) -> None:
         """Add the demand at `now`, in tokens. Requests that wait `wait_s` seconds are in time."""
         if limits.foreseen is None:
             self.past.observe(now, tokens, limits.foresight_s)
-        else:
-            self.forecast.observe(now, tokens, limits.foresight_s, wait_s)
-
-    def change(self, limits: Limits) -> int:
-        """The change of demand that the limits provide for, in tokens: the largest rise, or the forecast one."""
-        if not limits.foresight_s:
-            return 0
-        return self.past.rise if limits.foreseen is None else self.forecast.change(limits.foreseen)
+            self.change = self.peak = self.past.rise
+            return
+        self.forecast.observe(now, tokens, limits.foresight_s, wait_s)
+        self.change = self.forecast.change(limits.foreseen)
+        self.needs.observe(now, tokens + self.change, 0.0, limits.foresight_s)
+        self.peak = self.change + max(0, self.needs.change(MORE_LIKELY_THAN_NOT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def begin_epoch(cluster: Cluster, limits: Limits, now: float, demand: DemandHist
     if limits.foresight_s:
         demand.observe(limits, total_demand(cluster), 0.0, now)
     moves = inf if limits.moves_per_epoch is None else limits.moves_per_epoch
-    slack = round(limits.slack * cluster.capacity) + demand.change(limits)
+    slack = round(limits.slack * cluster.capacity) + demand.change
     cluster.decisions.begin_epoch(replace(cluster.conditions, moves=moves, slack=slack), now)
 
 

@@ -30,6 +30,9 @@ class Seeker:
     With `spread` the replica with the most room is the best: with a slack, spreading the free room costs no replica,
     and smaller batches decode faster. With `unused` empty replicas are candidates, too, since none of them may close.
 
+    A replica that requests are leaving is no candidate: it is overloaded, or is being emptied, so what goes there would
+    have to leave again.
+
     With `near` a move prefers its own node even if room on another node fits better, unless only the other node's room
     is comfortable.
 
@@ -72,7 +75,8 @@ class Seeker:
         return best(self.cluster, size, accept)
 
     def _accepts(self, replica: Replica) -> bool:
-        return (self.unused or bool(replica.requests)) and replica.id not in self.barred
+        is_used = self.unused or bool(replica.requests)
+        return is_used and not replica.held and replica.id not in self.barred
 
     def make(self, request: Request, avoid: Replica | None = None) -> Replica | None:
         """A replica on which one move, or else one swap of two requests, has just made room for a request.

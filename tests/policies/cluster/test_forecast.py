@@ -88,6 +88,14 @@ def test_a_young_service_has_a_reserve_for_what_returns(until: int) -> None:
     assert observed(bursts, until + 20).change(0.99) > 1500
 
 
+@pytest.mark.parametrize(("period", "rise"), [(40, 2000), (200, 0)], ids=["within a start", "seldom"])
+def test_the_highest_demand_of_the_next_start(period: int, rise: int) -> None:
+    forecast = Forecast(max)
+    for now in range(5 * period + period // 2):
+        forecast.observe(float(now), 3000 if now % period < 8 else 1000, 0.0, START_S)
+    assert forecast.change(0.5) == pytest.approx(rise, abs=50)
+
+
 def test_bursts_are_forgotten_after_the_window() -> None:
     def twice(now: int) -> int:
         return 5000 if 100 <= now < 150 or 400 <= now < 450 else 1000

@@ -1,5 +1,7 @@
 """When limits open replicas before they are needed, and when they close those that are not."""
 
+from random import Random
+
 import pytest
 
 from policies.cluster.capacity import close_idle, spare_capacity, total_demand
@@ -107,13 +109,35 @@ def test_slack_is_kept_free(slack: float, expected: str, starts_as: ReplicaState
     ("forecast", "expected"),
     [
         pytest.param(-40, "A: p90", id="what waits is over by then"),
-        pytest.param(-20, "A: p90 | gpu-0:", id="some of what waits is left"),
+        pytest.param(-20, "A: p90", id="what is left takes the whole capacity"),
+        pytest.param(-19, "A: p90 | gpu-0:", id="more is left than the capacity"),
     ],
 )
 def test_by_a_forecast_replicas_open_for_the_demand_at_the_end_of_a_start(forecast: int, expected: str) -> None:
     cluster = named("A: p90", "s30", supply=3)
     impose(cluster, forecast=forecast)
     assert scaled(cluster, Limits()) == expected
+
+
+@pytest.mark.parametrize(("peak", "expected"), [(60, "A: p40"), (61, "A: p40 | B:")])
+def test_by_a_forecast_replicas_close_that_the_next_start_does_not_need(peak: int, expected: str) -> None:
+    cluster = named("A: p40 | B:")
+    impose(cluster, forecast=0, peak=peak)
+    assert scaled(cluster, Limits()) == expected
+
+
+def test_capacity_is_kept_that_the_next_start_needs_more_likely_than_not() -> None:
+    demand, limits, draw, level = DemandHistory(), Limits(foresight_s=20.0, foreseen=0.95), Random(1), 0.0
+    needed, kept = [], []
+    for now in range(900):
+        level = 0.95 * level + draw.gauss(0, 300)
+        tokens = 10_000 + round(level)
+        demand.observe(limits, tokens, 0.0, float(now))
+        needed.append(tokens + demand.change)
+        kept.append(tokens + demand.peak)
+    reopened = [max(needed[now : now + 20]) > kept[now] for now in range(300, 880)]
+    assert 0.3 < sum(reopened) / len(reopened) < 0.6
+    assert all(keep >= need for keep, need in zip(kept, needed, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +183,15 @@ def test_room_is_spare_on_what_is_up_or_will_be(state: ReplicaState, spare: int)
 @pytest.mark.parametrize(("size", "spare"), [(70, 50), (71, 40)], ids=["C/8 or more", "less"])
 def test_room_is_spare_in_pieces_of(size: int, spare: int) -> None:
     assert spare_capacity(named(f"A: p40 | B: q{size}", capacity=80)) == spare
+
+
+@pytest.mark.parametrize(
+    ("size", "spare"), [(71, 49), (90, 30)], ids=["small remainders", "demand beyond the capacity"]
+)
+def test_by_a_forecast_all_capacity_beyond_the_demand_is_spare(size: int, spare: int) -> None:
+    cluster = named(f"A: p40 | B: q{size}", capacity=80)
+    impose(cluster, forecast=0)
+    assert spare_capacity(cluster) == spare
 
 
 @pytest.mark.parametrize(("limited", "spare"), [(False, 40), (True, 60)], ids=["the largest rise", "a forecast"])

@@ -9,7 +9,7 @@ from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
 from policies.rules.pack import Pack
-from tests.policies.cluster.named import impose, named, picture
+from tests.policies.cluster.named import impose, move, named, picture, request
 from tests.policies.rules.drawn import drawn, shown
 from tests.policies.stepping import Events, step
 
@@ -159,7 +159,7 @@ def test_loads_are_evened_out_where_there_is_no_plenty() -> None:
 @pytest.mark.parametrize(("forecast", "expected"), [(None, "20 | 5 20"), (100, "20 20 | 5")])
 def test_by_a_forecast_no_loads_are_evened_out(forecast: int | None, expected: str) -> None:
     cluster = drawn("20 20 | 5")
-    impose(cluster, slack=100, forecast=forecast)
+    impose(cluster, slack=100, forecast=forecast, peak=100)
     PACK.rebalance(cluster, Changes())
     assert shown(cluster) == expected
 
@@ -176,6 +176,18 @@ def test_an_immovable_request_keeps_its_replica_from_being_emptied() -> None:
 
 
 # --- where moves and starts take time -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [pytest.param(30, "B", id="another"), pytest.param(40, "A", id="if no other has room")]
+)
+def test_an_arrival_avoids_a_replica_that_requests_are_leaving(size: int, expected: str) -> None:
+    cluster = named("A: p10 q5 | B: r60", f"s{size}", holds=True)
+    impose(cluster, slack=10)
+    move(cluster, "q", "B", Reason.DRAIN)
+    found = PACK.place(cluster, request(cluster, "s"))
+    assert found is not None
+    assert found.id == expected
 
 
 def test_room_that_a_move_makes_is_waited_for_instead_of_opening() -> None:
