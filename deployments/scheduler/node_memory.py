@@ -95,8 +95,8 @@ class NodeMemory:
             return MoveRejected(503, str(error))
         except MigrationError as error:
             return MoveRejected(422, str(error))
-        ledger = self._ledgers[node]
-        if any(seat.replica == order.replica for seat in ledger.seats):
+        ledger = self._ledgers.get(node)
+        if ledger is not None and any(seat.replica == order.replica for seat in ledger.seats):
             self._ledgers[node] = ledger.take(report)
         return MoveAccepted(order.replica)
 
@@ -127,7 +127,10 @@ class NodeMemory:
             self._ledgers[node] = DeviceLedger(room, self._fence)
         for node, ledger in list(self._ledgers.items()):
             here = {replica: found.memory for replica, found in reported.items() if found.node == node}
-            self._ledgers[node] = _following(replace(ledger, budget=room), here)
+            if here:
+                self._ledgers[node] = _following(replace(ledger, budget=room), here)
+            else:
+                del self._ledgers[node]
 
 
 def _following(ledger: DeviceLedger, reported: Mapping[ReplicaId, ElasticMemory]) -> DeviceLedger:

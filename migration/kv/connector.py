@@ -30,6 +30,9 @@ replica aborts the request: the blocks stay in the cache like those of any ended
 too. Its blocks were never named, so no step reads them. vLLM frees the blocks of an aborted load once `get_finished`
 reports it.
 
+Between two steps the blocks of an elastic pool may get other ids (`pool`): the worker side copies the rows and maps all
+its tables (`renumber`). No id is in a message of the scheduler side then.
+
 The scheduler side learns in two ways that blocks have arrived, and acts on the first: from the workers at the end of a
 step, or from the replica, which asked the copiers, with the next request. So that request finds the blocks, whatever
 step is in flight.

@@ -1,6 +1,7 @@
 """The worker extension: the description of the cache and its processes."""
 
 import os
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from migration.kv.copier.tables import TableChange
+from migration.kv.copier.tables import BlockLoad, TableChange
 from migration.protocol.errors import TransferFailed
 from tests.migration.kv.test_connector import BLOCK, BLOCKS, make_connector, make_worker
 
@@ -80,23 +81,46 @@ def test_engine_with_another_connector_is_an_error(group: dict[str, Any]) -> Non
         make_extension(group, other).mell_describe()
 
 
-def test_blocks_that_change_their_ids_are_copied_and_found_in_all_tables(group: dict[str, Any]) -> None:
+def make_renumbered(group: dict[str, Any]) -> tuple[Any, Any, torch.Tensor]:
+    """A connector and its extension, with a request in blocks 5 and 6, and a load of blocks 7 and 4; their cache."""
     connector, cache = make_worker()
     extension = make_extension(group, connector)
     rows = np.array([[5, 6, 0], [1, 5, 0]], dtype=np.int32)
-    request = SimpleNamespace(block_ids=([5, 6],))
-    extension.model_runner.input_batch = SimpleNamespace(
-        block_table=SimpleNamespace(block_tables=[SimpleNamespace(block_table=SimpleNamespace(np=rows))])
-    )
-    extension.model_runner.requests = {"r": request}
+    table = SimpleNamespace(block_table=SimpleNamespace(np=rows))
+    extension.model_runner.input_batch = SimpleNamespace(block_table=SimpleNamespace(block_tables=[table]))
+    extension.model_runner.requests = {"r": SimpleNamespace(block_ids=([5, 6],))}
     extension.mell_describe()
     connector.tables.apply([TableChange("r.0", 2 * BLOCK, [5, 6], replace=True, caught_up=True)], None)
+    connector.loads.begin(BlockLoad("m.1", "v1", 0, [7, 4]), None)
+    return connector, extension, cache
+
+
+def test_blocks_that_change_their_ids_are_copied_and_found_in_all_tables(group: dict[str, Any]) -> None:
+    connector, extension, cache = make_renumbered(group)
     cache[5], cache[6] = 0.5, 0.6
-    extension.mell_renumber([(5, 2), (6, 3)])
-    assert rows.tolist() == [[2, 3, 0], [1, 2, 0]] and request.block_ids == ([2, 3],)
+    extension.mell_renumber([(5, 2), (6, 3), (7, 1)])
+    runner = extension.model_runner
+    assert runner.input_batch.block_table.block_tables[0].block_table.np.tolist() == [[2, 3, 0], [1, 2, 0]]
+    assert runner.requests["r"].block_ids == ([2, 3],)
     with connector.tables.reading("r.0", 0, 2) as (blocks, _):
         assert blocks == [2, 3]
+    with connector.loads.writing("m.1", 0, 2) as ((blocks, _), _):
+        assert blocks == [1, 4]
     assert (cache[2] == 0.5).all() and (cache[3] == 0.6).all()
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_ids_change_behind_the_copy_under_way(group: dict[str, Any], kind: str) -> None:
+    connector, extension, cache = make_renumbered(group)
+    renumbering = threading.Thread(target=extension.mell_renumber, args=([(5, 2), (7, 1)],))
+    copy = connector.tables.reading("r.0", 0, 2) if kind == "read" else connector.loads.writing("m.1", 0, 2)
+    with copy as _:
+        renumbering.start()
+        renumbering.join(0.2)
+        assert renumbering.is_alive()
+        cache[7] = 0.7
+    renumbering.join()
+    assert (cache[1] == 0.7).all(), "what was written meanwhile is not lost"
 
 
 def test_memory_that_the_machine_does_not_take_is_a_reason(
