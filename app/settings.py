@@ -220,7 +220,7 @@ class IngressSettings(SettingsSection):
         4 << 30,
         ge=1 << 20,
         description="Maximum size of the processed media of all running requests of one ingress process, in bytes; "
-        "further requests with media get 503.",
+        "further requests with media get 503. Several models have equal shares.",
     )
     place_timeout_s: float = Field(
         0.5, gt=0, description="Longest wait for the scheduler before the ingress places a request itself."

@@ -77,7 +77,8 @@ class VllmFrontend:
             tasks = await streams.tasks()
         ready, classes = ready_response(vllm_config), config.service_classes
         namer = prompt_namer(vllm_config)
-        core = ClusterCore(streams, ingress, ready, config.max_media_bytes, tasks=tasks, classes=classes, namer=namer)
+        media_bytes = config.max_media_bytes // len(config.models)
+        core = ClusterCore(streams, ingress, ready, media_bytes, tasks=tasks, classes=classes, namer=namer)
         registry = CollectorRegistry()
         client = ClusterLLM.from_vllm_config(
             vllm_config, usage_context=USAGE, client_addresses=core.addresses, stat_loggers=[stat_logger(registry)]

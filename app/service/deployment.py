@@ -187,10 +187,9 @@ class IngressBackend:
         self.operators.reload()
         if self._key_file is not None:
             self.gate.reload(self._key_file)
-        for model in self.models:
-            await model.placer.refresh()
-            if self.telemetry.keeps_times:
-                self._report_latencies(model)
+        await asyncio.gather(*(model.placer.refresh() for model in self.models))
+        for model in self.models if self.telemetry.keeps_times else ():
+            self._report_latencies(model)
         await self.refresh_adapters()
         if not self.progress.ended:
             await self._lower_initial()
