@@ -48,6 +48,11 @@ class ModelConfig:
         """The names of the model without an adapter."""
         return served_names(self.model_id, self.engine_kwargs)
 
+    @property
+    def all_names(self) -> frozenset[str]:
+        """Its names, and those of the adapters of the configuration."""
+        return self.names.union(adapter.lora_name for adapter in self.adapters)
+
 
 class IngressConfig(IngressSettings):
     """The ingress's settings and its `models`, with the values that it needs of the other sections; times in seconds.

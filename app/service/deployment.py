@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from app.ingress.access.admission import FirstTokenDeadlines, Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
 from app.ingress.access.operators import OperatorAccess
-from app.ingress.adapters import AdapterOrders
+from app.ingress.adapters import AdapterOrders, taken_elsewhere
 from app.ingress.config import IngressConfig, ModelConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
@@ -95,7 +95,7 @@ class IngressBackend:
         self._peers: frozenset[ReplicaId] = frozenset()
         self._processes = processes = ingresses(app)
         self._ingresses = ServeMembership("Ingress", app, f"ingresses-{self.id}", self._peers_changed)
-        self.models = tuple(self._serve_model(model, topology.pools[model.model_id]) for model in config.models)
+        self.models = tuple(self._serve_model(model, topology.pools) for model in config.models)
         self.guarded = GuardedModels(self.models)
         pools = [(model.pool, model.replicas, model.membership) for model in self.models]
         self._metrics = MetricsCollector(
@@ -127,9 +127,9 @@ class IngressBackend:
         """The number of requests of another Mell."""
         return 0 if self.taken is None else self.taken.count
 
-    def _serve_model(self, model: ModelConfig, pool: PoolId) -> IngressModel:
-        """A model, on the replicas of its pool."""
-        config, app, api = self._config, self.application, VllmApi(self._config, model)
+    def _serve_model(self, model: ModelConfig, pools: Mapping[str, PoolId]) -> IngressModel:
+        """A model, on the replicas of its pool. `pools` are those of all models, by id."""
+        config, app, api, pool = self._config, self.application, VllmApi(self._config, model), pools[model.model_id]
         membership = ServeMembership(pool, app, f"ingress-{pool}-{self.id}", lambda found: self._changed(model, found))
         replicas = engines(app, pool, config.replica_silence_s)
         placer = Placer(self._scheduler, pool, membership, config.place_timeout_s)
@@ -143,6 +143,7 @@ class IngressBackend:
             lost=partial(self.telemetry.lost.inc, 1.0, model.model_id),
             tracer=self.tracer,
         )
+        others = [each for each in config.models if each is not model]
         adapters = AdapterOrders(
             AdapterStore(app, pool),
             model.names,
@@ -150,6 +151,8 @@ class IngressBackend:
             (replicas, membership),
             (self._processes, self._ingresses),
             api.serve_adapters,
+            frozenset[str]().union(*(each.all_names for each in others)),
+            [AdapterStore(app, pools[each.model_id]) for each in others],
         )
         deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
         orders = EngineOrders([(replicas, membership)])
@@ -341,15 +344,21 @@ class IngressBackend:
     async def load_adapter(self, order: LoadAdapter) -> str:
         """See `Backend.load_adapter`."""
         model = self.guarded.named(order.base_model_name, "base_model_name")
+        await self._see_adapters()
         if any(order.lora_name in other.names for other in self.models if other is not model):
-            reason = f"The lora adapter '{order.lora_name}' has the name of another model, or of an adapter of one."
-            raise ApiError(400, reason, param="lora_name")
+            raise taken_elsewhere(order.lora_name)
         return await model.adapters.load(order)
 
     async def unload_adapter(self, name: str) -> str:
         """See `Backend.unload_adapter`."""
+        await self._see_adapters()
         serving = [model for model in self.models if name in model.names]
         return await (serving or self.models)[0].adapters.unload(name)
+
+    async def _see_adapters(self) -> None:
+        """See the models of adapters that other ingress processes have loaded."""
+        if len(self.models) > 1:
+            await self.refresh_adapters()
 
     async def _find(self, order: PoolOrder) -> MoveAnswer:
         """Give an order about a request or a replica to the pool that has it."""
