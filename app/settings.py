@@ -753,7 +753,7 @@ class Settings(ModelSections):
             if name in kwargs and getattr(loading, name) is not None:
                 raise ValueError(f"{name} is in model_loading_config and in {place}: remove one")
         if model.engine == "vllm" and (
-            lines := list(refused_parsers(model.engine_kwargs, kwargs, loading.tool_call_parser))
+            lines := list(refused_parsers(model.engine_kwargs, kwargs, loading.tool_call_parser, place))
         ):
             raise ValueError("\n".join(lines))
         modules = {adapter.lora_name for adapter in model.adapters}

@@ -21,8 +21,8 @@ _PLACING = "the scheduler places requests"
 _BOUNDED = "ingress.max_requests bounds requests"
 _ROLLING = "Mell's deployments have their own"
 _LORA = (
-    "write engine_kwargs.enable_lora: true, and the adapters into ingress.frontend_kwargs.lora_modules, or load them "
-    "at run time (ingress.allow_runtime_lora_updating)"
+    "write engine_kwargs.enable_lora: true, and the adapters into the entry's frontend_kwargs.lora_modules, or load "
+    "them at run time (ingress.allow_runtime_lora_updating)"
 )
 _ENVIRONMENT = "write it beside args, as runtime_env of the application: {env_vars: ...}"
 _GPUS = "write engine_kwargs.tensor_parallel_size: every worker has one GPU"

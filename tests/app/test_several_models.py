@@ -57,6 +57,10 @@ ADAPTERS = {"engine_kwargs": {"enable_lora": True}, "frontend_kwargs": {"lora_mo
             settings(model("a"), model("b"), ingress={"frontend_kwargs": {}}),
             "ingress.frontend_kwargs: with llm_configs, write frontend_kwargs into the entry of its model",
         ),
+        (
+            settings(model("mell-tiny", engine="vllm", frontend_kwargs={"tool_call_parser": "x"}), model("b")),
+            "llm_configs.0: frontend_kwargs.tool_call_parser: vLLM has no parser 'x'",
+        ),
         (settings(model("a"), model("b", cach={})), "llm_configs.1.cach: no such setting; did you mean cache"),
         (settings(model("a"), model("b", cache={"audit": 1})), "llm_configs.1.cache.audit: no such setting"),
         (
