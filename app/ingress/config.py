@@ -66,8 +66,3 @@ class IngressConfig(IngressSettings):
     refresh_s: float
     api_keys: tuple[ApiKey, ...] = ()
     service_classes: ServiceClasses = NO_CLASSES
-
-    @property
-    def initial_replicas(self) -> int:
-        """The number of replicas of all models at the start."""
-        return sum(model.initial_replicas for model in self.models)

@@ -165,12 +165,7 @@ class IngressBackend:
     def _changed(self, model: ModelConfig, membership: Membership) -> None:
         served = next(each for each in self.models if each.config is model)
         served.streams.watch(membership)
-        self.progress.count(self._running)
-
-    @property
-    def _running(self) -> int:
-        """The number of replicas that run."""
-        return sum(len(model.membership.running) for model in self.models)
+        self.progress.count([len(each.membership.running) for each in self.models])
 
     def _peers_changed(self, membership: Membership) -> None:
         running = frozenset(membership.running)
@@ -217,14 +212,14 @@ class IngressBackend:
             scheduler = self._scheduler.within(_STATE_TIMEOUT_S)
             wanted = [await scheduler.wanted(model.pool) for model in self.models]
             if (known := [number for number in wanted if number is not None]) == wanted:
-                self.progress.lower_initial(sum(known))
+                self.progress.lower_initial(known)
 
     def health(self) -> str | None:
         """See `Backend.health`."""
         if self.draining.active:
             return self.draining.reason
         if not self.progress.ended:
-            return f"starting: {self._running} of {self.progress.initial} replicas run"
+            return f"starting: {self.progress.running} of {self.progress.initial} replicas run"
         return None if any(model.streams.serving for model in self.models) else "no replica accepts requests"
 
     def version(self) -> dict[str, str]:

@@ -128,7 +128,7 @@ def test_each_model_has_a_deployment_and_a_pool_of_its_own() -> None:
     ingress, topology = built["Ingress"].init_args[:2]
     assert topology.pools == {"chat": "Engine-chat", "org/code": "Engine-org-code"}
     assert [each.model_id for each in ingress.models] == ["chat", "org/code"]
-    assert (ingress.initial_replicas, ingress.grace_s) == (3, 90.0)
+    assert ([each.initial_replicas for each in ingress.models], ingress.grace_s) == ([2, 1], 90.0)
     assert [each.has_level for each in ingress.models] == [True, False]
     scheduler: SchedulerConfig = built["Scheduler"].init_args[0]
     own = [scheduler.of(PoolId(pool)) for pool in topology.pools.values()]
