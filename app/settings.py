@@ -810,7 +810,7 @@ class Settings(ModelSections):
             raise ValueError("disaggregation.mode: requests move by KV; set enable_prefix_caching: true")
 
     def _check_classes(self) -> None:
-        """Raise ValueError for classes that do not exist, or that `max_requests` has no room for."""
+        """Raise ValueError for classes that do not exist, or for ranks or models without room in `max_requests`."""
         classes, ingress = self.scheduler.service_classes, self.ingress
         for tier, name in ingress.service_tiers.items():
             if name not in classes.names:
@@ -818,6 +818,8 @@ class Settings(ModelSections):
                 raise ValueError(f"ingress.service_tiers.{tier}: there is no class {name!r}; the classes are {known}")
         if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
             raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
+        if ingress.max_requests is not None and ingress.max_requests < len(self.models):
+            raise ValueError(f"ingress.max_requests is below the number of models, {len(self.models)}: raise it")
 
 
 _SIZES_OF_POOLS = ("gpu_memory_utilization", "kv_cache_memory_bytes")

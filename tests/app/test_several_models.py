@@ -57,6 +57,10 @@ ADAPTERS = {"engine_kwargs": {"enable_lora": True}, "frontend_kwargs": {"lora_mo
             settings(model("a"), model("b"), ingress={"frontend_kwargs": {}}),
             "ingress.frontend_kwargs: with llm_configs, write frontend_kwargs into the entry of its model",
         ),
+        (
+            settings(model("a"), model("b"), ingress={"max_requests": 1}),
+            "ingress.max_requests is below the number of models, 2: raise it",
+        ),
         (settings(model("a/b"), model("a-b")), "llm_configs: the model_ids a-b, a/b differ in signs only: change one"),
         (
             settings(model("mell-tiny", engine="vllm", frontend_kwargs={"tool_call_parser": "x"}), model("b")),
