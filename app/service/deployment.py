@@ -40,7 +40,7 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi, describe_routes
-from app.service.merging import merge_migrations, merge_states
+from app.service.merging import merge_migrations, merge_states, of_several
 from app.service.models import IngressModel, order_where_found
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
@@ -239,9 +239,13 @@ class IngressBackend:
 
     async def document(self) -> bytes:
         """See `Backend.document`."""
-        if not self._document:
-            self._document = await describe_routes(model.api for model in self.models)
-        return self._document
+        if self._document:
+            return self._document
+        is_complete = all(model.api.routes for model in self.models)
+        found = await describe_routes([model.api for model in self.models])
+        if is_complete:
+            self._document = found
+        return found
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
@@ -283,6 +287,9 @@ class IngressBackend:
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""
+        if len(self.models) > 1 and (several := of_several((await self.snapshot())[0], reference)):
+            message = f"{len(several)} requests have the id or label {reference!r}"
+            return MoveRejected(409, message, {"candidates": several})
         id = uuid.uuid4().hex[:16]
         return await self._find(lambda scheduler, pool: scheduler.migrate(pool, id, reference, target, path))
 
