@@ -137,7 +137,7 @@ class _Mapping:
             self.settings = entries[0].alone()
         elif entries:
             self.settings = {CONFIGS: [entry.in_list() for entry in entries]}
-        if any(entry.on_gpus for entry in entries):
+        if entries and all(entry.on_gpus for entry in entries):
             # Between replicas of one machine, as those of a Ray Serve LLM begin; docs/coming-from.md has the others.
             self.settings["migration"] = {"transport": "cuda_ipc"}
         sections = {name: value for name, value in own.items() if name not in OF_ENTRY and name != "ingress"}
@@ -344,7 +344,7 @@ class _MappedModel:
             self.settings["accelerator_type"] = "A10G" if accelerator == "A10" else accelerator
             if kind == "cpu":
                 self._refuse("accelerator_type", "the replicas have CPUs: remove it")
-        elif kind == "gpu" or (kind is None and self._has_gpus):
+        elif kind == "gpu" or (kind is None and self._has_gpus and entry.get("engine") != "paced"):
             self.settings["deployment_config"]["num_gpus"] = self._workers
 
     @property
