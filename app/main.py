@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from app.settings import (
     check_nodes,
     describe_errors,
     has_gpu_build,
+    plain,
 )
 from app.shipped import SHIPPED
 from app.tinymodel import cache_root, ensure_tiny_model
@@ -110,14 +110,9 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 def _pools(settings: Settings) -> dict[str, PoolId]:
-    """The pool of each model, by the model's id. Serve's names have no slashes."""
+    """The pool of each model, by the model's id."""
     ids = [model.model_id for model in settings.models]
-    if len(ids) == 1:
-        return {ids[0]: SOLE_POOL}
-    plain = {id: re.sub(r"[^A-Za-z0-9._-]", "-", id) for id in ids}
-    if doubled := sorted(id for id in ids if list(plain.values()).count(plain[id]) > 1):
-        raise ValueError(f"llm_configs: the model_ids {', '.join(doubled)} differ in signs only: change one")
-    return {id: PoolId(f"{SOLE_POOL}-{name}") for id, name in plain.items()}
+    return {id: SOLE_POOL if len(ids) == 1 else PoolId(f"{SOLE_POOL}-{plain(id)}") for id in ids}
 
 
 def _topology(settings: Settings, pools: Mapping[str, PoolId], limits: DeploymentSettings) -> Topology:

@@ -609,6 +609,9 @@ class ModelSettings(ModelSections):
     Requests choose it by their `model`; each model has a deployment of its own, `Engine-<model_id>`. The sections are
     those of a sole model, and its members from Ray Serve LLM are read as there. Nothing is merged from elsewhere: YAML
     has anchors. With one entry, `model_id` and all sections may as well stand under `args` themselves.
+
+    With `llm_configs`, some defaults are those of Ray Serve LLM: without `ingress.port`, clients connect to Serve's own
+    proxy, and with vLLM's CUDA build a replica without `num_gpus` has a GPU for every worker.
     """
 
     slo: ServiceLevelSettings = Field(
@@ -708,11 +711,13 @@ class Settings(ModelSections):
             )
 
     def _check_names(self) -> None:
-        """Raise ValueError if two models have a name, or an adapter's name, in common."""
+        """Raise ValueError if two models have a name, or an adapter's name, in common, or one deployment."""
         owners: dict[str, str] = {}
         ids = [model.model_id for model in self.models]
         if doubled := sorted({id for id in ids if ids.count(id) > 1}):
             raise ValueError(f"llm_configs: several entries have the model_id {', '.join(doubled)}: give each its own")
+        if alike := sorted(id for id in ids if list(map(plain, ids)).count(plain(id)) > 1):
+            raise ValueError(f"llm_configs: the model_ids {', '.join(alike)} differ in signs only: change one")
         for model in self.models:
             adapters = {adapter.lora_name for adapter in model.adapters}
             for name in sorted({model.model_id} | model.names | adapters):
@@ -753,7 +758,7 @@ class Settings(ModelSections):
             if name in kwargs and getattr(loading, name) is not None:
                 raise ValueError(f"{name} is in model_loading_config and in {place}: remove one")
         if model.engine == "vllm" and (
-            lines := list(refused_parsers(model.engine_kwargs, kwargs, loading.tool_call_parser))
+            lines := list(refused_parsers(model.engine_kwargs, kwargs, loading.tool_call_parser, place))
         ):
             raise ValueError("\n".join(lines))
         modules = {adapter.lora_name for adapter in model.adapters}
@@ -805,7 +810,7 @@ class Settings(ModelSections):
             raise ValueError("disaggregation.mode: requests move by KV; set enable_prefix_caching: true")
 
     def _check_classes(self) -> None:
-        """Raise ValueError for classes that do not exist, or that `max_requests` has no room for."""
+        """Raise ValueError for classes that do not exist, or for ranks or models without room in `max_requests`."""
         classes, ingress = self.scheduler.service_classes, self.ingress
         for tier, name in ingress.service_tiers.items():
             if name not in classes.names:
@@ -813,6 +818,8 @@ class Settings(ModelSections):
                 raise ValueError(f"ingress.service_tiers.{tier}: there is no class {name!r}; the classes are {known}")
         if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
             raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
+        if ingress.max_requests is not None and ingress.max_requests < len(self.models):
+            raise ValueError(f"ingress.max_requests is below the number of models, {len(self.models)}: raise it")
 
 
 _SIZES_OF_POOLS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
@@ -823,6 +830,11 @@ def served_names(model_id: str, engine_kwargs: Mapping[str, Any]) -> frozenset[s
     """The names of the model in the API."""
     names = engine_kwargs.get("served_model_name") or model_id
     return frozenset([names] if isinstance(names, str) else names)
+
+
+def plain(model_id: str) -> str:
+    """The model's id in the name of its deployment: Serve's names have no slashes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", model_id)
 
 
 def describe_errors(error: ValidationError) -> list[str]:

@@ -94,11 +94,7 @@ def lost_here() -> tuple[LostPart, ...]:
 
 def refused(lost: Iterable[LostPart], settings: Any) -> list[str]:
     """The reasons why Mell does not start with these settings, one line each: what it needs, or what they ask for."""
-    return [
-        _why(each)
-        for each in lost
-        if each.part.lost is None or any(_asks_for(model, each.part.setting) for model in settings.models)
-    ]
+    return [_why(each) for each in lost if each.part.lost is None or _is_asked_for(settings, each.part.setting)]
 
 
 def _why(lost: LostPart) -> str:
@@ -106,9 +102,15 @@ def _why(lost: LostPart) -> str:
     return f"{asked}: the installed versions of vLLM and Ray lack what this needs ({lost.difference})"
 
 
-def _asks_for(settings: Any, path: str | None) -> bool:
-    """True if the setting has a value that is not empty, 0, false or null."""
-    value = settings
-    for name in path.split(".") if path else ():
-        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
-    return path is not None and bool(value)
+def _is_asked_for(settings: Any, path: str | None) -> bool:
+    """True if the setting has, for a model or in a common section, a value that is not empty, 0, false or null."""
+    section, *names = (path or "").split(".")
+    places = (place for place in (settings, *settings.models) if hasattr(place, section))
+    return any(_value(getattr(place, section), names) for place in places)
+
+
+def _value(section: Any, names: Iterable[str]) -> Any:
+    """The value of a setting in a section."""
+    for name in names:
+        section = section.get(name) if isinstance(section, dict) else getattr(section, name)
+    return section

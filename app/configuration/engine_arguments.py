@@ -41,9 +41,15 @@ def _refused_value(where: str, name: str, value: Any) -> Iterator[str]:
 
 
 def refused_parsers(
-    engine_kwargs: Mapping[str, Any], frontend_kwargs: Mapping[str, Any], tool_call_parser: str | None
+    engine_kwargs: Mapping[str, Any],
+    frontend_kwargs: Mapping[str, Any],
+    tool_call_parser: str | None,
+    of_frontend: str = "ingress.frontend_kwargs",
 ) -> Iterator[str]:
-    """The parsers that vLLM does not have, unless a plugin may bring them, one line each."""
+    """The parsers that vLLM does not have, unless a plugin may bring them, one line each.
+
+    `of_frontend` is the place of `frontend_kwargs` in the settings.
+    """
     if any(not plugin.value.startswith("vllm.") for plugin in entry_points(group=_PLUGINS)):
         return
     outputs = engine_kwargs.get("structured_outputs_config")
@@ -52,7 +58,7 @@ def refused_parsers(
     named: list[tuple[str, str, Any]] = []
     if not frontend_kwargs.get("tool_parser_plugin"):
         named.append((f"model_loading_config.{tools}", tools, tool_call_parser))
-        named.append((f"ingress.frontend_kwargs.{tools}", tools, frontend_kwargs.get(tools)))
+        named.append((f"{of_frontend}.{tools}", tools, frontend_kwargs.get(tools)))
     if not engine_kwargs.get("reasoning_parser_plugin") and not outputs.get("reasoning_parser_plugin"):
         named.append((f"engine_kwargs.{reasoning}", reasoning, engine_kwargs.get(reasoning)))
         named.append((f"engine_kwargs.structured_outputs_config.{reasoning}", reasoning, outputs.get(reasoning)))

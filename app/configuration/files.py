@@ -19,11 +19,13 @@ _FILES = (
 
 def missing_files(settings: Settings) -> Iterator[str]:
     """The files and folders that this machine lacks, one line each. Names of models on a hub are not looked up."""
-    for model in settings.models:
-        yield from _missing_files(model)
+    if not settings.llm_configs:
+        yield from _missing_files(settings.models[0], "ingress.frontend_kwargs")
+    for number, model in enumerate(settings.llm_configs):
+        yield from (f"llm_configs.{number}.{line}" for line in _missing_files(model, "frontend_kwargs"))
 
 
-def _missing_files(model: ModelSettings) -> Iterator[str]:
+def _missing_files(model: ModelSettings, of_frontend: str) -> Iterator[str]:
     named: list[tuple[str, Any]] = [("model_loading_config.model_source", model.model_loading_config.model_source)]
     if model.engine == "vllm":
         kwargs, frontend = model.engine_kwargs, model.frontend_kwargs
@@ -31,10 +33,8 @@ def _missing_files(model: ModelSettings) -> Iterator[str]:
         draft = kwargs.get("speculative_config")
         if isinstance(draft, Mapping):
             named.append(("engine_kwargs.speculative_config.model", draft.get("model")))
-        named.append(("ingress.frontend_kwargs.tool_parser_plugin", frontend.get("tool_parser_plugin")))
-        named += [
-            (f"ingress.frontend_kwargs.lora_modules, {each.lora_name}", each.lora_path) for each in model.adapters
-        ]
+        named.append((f"{of_frontend}.tool_parser_plugin", frontend.get("tool_parser_plugin")))
+        named += [(f"{of_frontend}.lora_modules, {each.lora_name}", each.lora_path) for each in model.adapters]
     for where, name in named:
         always = where.endswith("_plugin")
         if isinstance(name, str) and name and (always or is_path(name)) and not Path(name).expanduser().exists():

@@ -21,8 +21,8 @@ _PLACING = "the scheduler places requests"
 _BOUNDED = "ingress.max_requests bounds requests"
 _ROLLING = "Mell's deployments have their own"
 _LORA = (
-    "write engine_kwargs.enable_lora: true, and the adapters into ingress.frontend_kwargs.lora_modules, or load them "
-    "at run time (ingress.allow_runtime_lora_updating)"
+    "write engine_kwargs.enable_lora: true, and the adapters into the entry's frontend_kwargs.lora_modules, or load "
+    "them at run time (ingress.allow_runtime_lora_updating)"
 )
 _ENVIRONMENT = "write it beside args, as runtime_env of the application: {env_vars: ...}"
 _GPUS = "write engine_kwargs.tensor_parallel_size: every worker has one GPU"
@@ -137,7 +137,7 @@ class _Mapping:
             self.settings = entries[0].alone()
         elif entries:
             self.settings = {CONFIGS: [entry.in_list() for entry in entries]}
-        if any(entry.on_gpus for entry in entries):
+        if entries and all(entry.on_gpus for entry in entries):
             # Between replicas of one machine, as those of a Ray Serve LLM begin; docs/coming-from.md has the others.
             self.settings["migration"] = {"transport": "cuda_ipc"}
         sections = {name: value for name, value in own.items() if name not in OF_ENTRY and name != "ingress"}
@@ -344,7 +344,7 @@ class _MappedModel:
             self.settings["accelerator_type"] = "A10G" if accelerator == "A10" else accelerator
             if kind == "cpu":
                 self._refuse("accelerator_type", "the replicas have CPUs: remove it")
-        elif kind == "gpu" or (kind is None and self._has_gpus):
+        elif kind == "gpu" or (kind is None and self._has_gpus and entry.get("engine") != "paced"):
             self.settings["deployment_config"]["num_gpus"] = self._workers
 
     @property

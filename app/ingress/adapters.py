@@ -47,7 +47,8 @@ class AdapterList(Protocol):
 class AdapterOrders:
     """The orders. `serve` takes the adapters that this process serves from then on.
 
-    `models` are the names of the model, and `fixed` the adapters of the configuration, which no order changes.
+    `models` are the names of the model, and `fixed` the adapters of the configuration, which no order changes. Of
+    other models, `elsewhere` are the names in the configuration, those of adapters included, and `others` the stores.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class AdapterOrders:
         engines: tuple[RemoteReplicas[AdapterApi], Membership],
         ingresses: tuple[RemoteReplicas[AdapterListApi], Membership],
         serve: Callable[[Iterable[Adapter]], None],
+        elsewhere: Collection[str] = (),
+        others: Sequence[AdapterList] = (),
     ) -> None:
         self._store = store
         self._models = models
@@ -65,16 +68,19 @@ class AdapterOrders:
         self._engines, self._engine_members = engines
         self._ingresses, self._ingress_members = ingresses
         self._serve = serve
+        self._elsewhere = elsewhere
+        self._others = others
         self._served: dict[str, Adapter] = {}
         self._refreshing = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Serve the adapters that the store has now. Adapters of the configuration take precedence."""
+        """Serve the adapters that the store has now. Names of the configuration, of all models, take precedence."""
         async with self._refreshing:  # An older list must not come behind a newer one.
             listed = await asyncio.to_thread(self._store.read)
             if listed != self._served:
                 self._served = listed
-                self._serve((self._fixed | listed | self._fixed).values())
+                loaded = {name: each for name, each in listed.items() if name not in self._elsewhere}
+                self._serve((self._fixed | loaded | self._fixed).values())
 
     async def load(self, order: LoadAdapter) -> str:
         """Load an adapter into all running engines, and serve it in all ingress processes. Returns the answer's text.
@@ -85,6 +91,8 @@ class AdapterOrders:
         name = order.lora_name
         listed = await asyncio.to_thread(self._store.read)
         self._check_name(name)
+        if name in self._elsewhere:
+            raise taken_elsewhere(name)
         if name in listed and not order.load_inplace:
             raise _refused(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
@@ -94,6 +102,10 @@ class AdapterOrders:
         await self._load_everywhere(adapter)
         if not await asyncio.to_thread(self._store.put, adapter, order.load_inplace) and not order.load_inplace:
             raise _refused(f"The lora adapter '{name}' has been loaded by another call meanwhile.")
+        if any([name in await asyncio.to_thread(other.read) for other in self._others]):
+            # Another call has loaded it for another model meanwhile. Of two such calls, one at least sees the other's.
+            await asyncio.to_thread(self._store.remove, name)
+            raise taken_elsewhere(name)
         await self._refresh_everywhere()
         log.info("loaded adapter %r from %s", name, adapter.lora_path)
         return f"Success: LoRA adapter '{name}' added successfully."
@@ -140,6 +152,11 @@ def _numbered(order: LoadAdapter, taken: Collection[int]) -> Adapter:
     while (number := adapter_number(order.lora_name, order.lora_path, uuid.uuid4().hex)) in taken:
         pass
     return Adapter(order.lora_name, number, order.lora_path, is_3d_lora_weight=order.is_3d_lora_weight)
+
+
+def taken_elsewhere(name: str) -> ApiError:
+    """400: the adapter's name is that of another model, or of an adapter of one."""
+    return _refused(f"The lora adapter '{name}' has the name of another model, or of an adapter of one.")
 
 
 def _refused(message: str) -> ApiError:

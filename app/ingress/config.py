@@ -48,6 +48,11 @@ class ModelConfig:
         """The names of the model without an adapter."""
         return served_names(self.model_id, self.engine_kwargs)
 
+    @property
+    def all_names(self) -> frozenset[str]:
+        """Its names, and those of the adapters of the configuration."""
+        return self.names.union(adapter.lora_name for adapter in self.adapters)
+
 
 class IngressConfig(IngressSettings):
     """The ingress's settings and its `models`, with the values that it needs of the other sections; times in seconds.
@@ -61,8 +66,3 @@ class IngressConfig(IngressSettings):
     refresh_s: float
     api_keys: tuple[ApiKey, ...] = ()
     service_classes: ServiceClasses = NO_CLASSES
-
-    @property
-    def initial_replicas(self) -> int:
-        """The number of replicas of all models at the start."""
-        return sum(model.initial_replicas for model in self.models)

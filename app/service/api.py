@@ -180,7 +180,12 @@ class VllmApi:
     def _started(self) -> "VllmFrontend":
         """The frontend. Raises ApiError 503 before the start."""
         if self._frontend is None:
-            reason = "the ingress is starting" if self._starting is None else "no replica of the model has run yet"
+            if self._starting is None:
+                reason = "the ingress is starting"
+            elif self._starting.done():
+                reason = "the model's application could not start, see the log of the ingress"
+            else:
+                reason = "no replica of the model has run yet"
             raise ApiError(503, reason, code="unavailable", retry_after_s=RETRY_S)
         return self._frontend
 

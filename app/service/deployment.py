@@ -7,7 +7,7 @@ import inspect
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from app.ingress.access.admission import FirstTokenDeadlines, Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
 from app.ingress.access.operators import OperatorAccess
-from app.ingress.adapters import AdapterOrders
+from app.ingress.adapters import AdapterOrders, taken_elsewhere
 from app.ingress.config import IngressConfig, ModelConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
@@ -40,7 +40,7 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi, describe_routes
-from app.service.merging import merge_migrations, merge_states
+from app.service.merging import merge_migrations, merge_states, of_several
 from app.service.models import IngressModel, order_where_found
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
@@ -95,7 +95,7 @@ class IngressBackend:
         self._peers: frozenset[ReplicaId] = frozenset()
         self._processes = processes = ingresses(app)
         self._ingresses = ServeMembership("Ingress", app, f"ingresses-{self.id}", self._peers_changed)
-        self.models = tuple(self._serve_model(model, topology.pools[model.model_id]) for model in config.models)
+        self.models = tuple(self._serve_model(model, topology.pools) for model in config.models)
         self.guarded = GuardedModels(self.models)
         pools = [(model.pool, model.replicas, model.membership) for model in self.models]
         self._metrics = MetricsCollector(
@@ -127,9 +127,9 @@ class IngressBackend:
         """The number of requests of another Mell."""
         return 0 if self.taken is None else self.taken.count
 
-    def _serve_model(self, model: ModelConfig, pool: PoolId) -> IngressModel:
-        """A model, on the replicas of its pool."""
-        config, app, api = self._config, self.application, VllmApi(self._config, model)
+    def _serve_model(self, model: ModelConfig, pools: Mapping[str, PoolId]) -> IngressModel:
+        """A model, on the replicas of its pool. `pools` are those of all models, by id."""
+        config, app, api, pool = self._config, self.application, VllmApi(self._config, model), pools[model.model_id]
         membership = ServeMembership(pool, app, f"ingress-{pool}-{self.id}", lambda found: self._changed(model, found))
         replicas = engines(app, pool, config.replica_silence_s)
         placer = Placer(self._scheduler, pool, membership, config.place_timeout_s)
@@ -143,6 +143,7 @@ class IngressBackend:
             lost=partial(self.telemetry.lost.inc, 1.0, model.model_id),
             tracer=self.tracer,
         )
+        others = [each for each in config.models if each is not model]
         adapters = AdapterOrders(
             AdapterStore(app, pool),
             model.names,
@@ -150,6 +151,8 @@ class IngressBackend:
             (replicas, membership),
             (self._processes, self._ingresses),
             api.serve_adapters,
+            frozenset[str]().union(*(each.all_names for each in others)),
+            [AdapterStore(app, pools[each.model_id]) for each in others],
         )
         deadlines = FirstTokenDeadlines(config.refuse_late, lambda: placer.ttft_s, placer.soonest_s)
         orders = EngineOrders([(replicas, membership)])
@@ -162,12 +165,7 @@ class IngressBackend:
     def _changed(self, model: ModelConfig, membership: Membership) -> None:
         served = next(each for each in self.models if each.config is model)
         served.streams.watch(membership)
-        self.progress.count(self._running)
-
-    @property
-    def _running(self) -> int:
-        """The number of replicas that run."""
-        return sum(len(model.membership.running) for model in self.models)
+        self.progress.count([len(each.membership.running) for each in self.models])
 
     def _peers_changed(self, membership: Membership) -> None:
         running = frozenset(membership.running)
@@ -214,14 +212,14 @@ class IngressBackend:
             scheduler = self._scheduler.within(_STATE_TIMEOUT_S)
             wanted = [await scheduler.wanted(model.pool) for model in self.models]
             if (known := [number for number in wanted if number is not None]) == wanted:
-                self.progress.lower_initial(sum(known))
+                self.progress.lower_initial(known)
 
     def health(self) -> str | None:
         """See `Backend.health`."""
         if self.draining.active:
             return self.draining.reason
         if not self.progress.ended:
-            return f"starting: {self._running} of {self.progress.initial} replicas run"
+            return f"starting: {self.progress.running} of {self.progress.initial} replicas run"
         return None if any(model.streams.serving for model in self.models) else "no replica accepts requests"
 
     def version(self) -> dict[str, str]:
@@ -241,9 +239,13 @@ class IngressBackend:
 
     async def document(self) -> bytes:
         """See `Backend.document`."""
-        if not self._document:
-            self._document = await describe_routes(model.api for model in self.models)
-        return self._document
+        if self._document:
+            return self._document
+        is_complete = all(model.api.routes for model in self.models)
+        found = await describe_routes([model.api for model in self.models])
+        if is_complete:
+            self._document = found
+        return found
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
@@ -285,6 +287,9 @@ class IngressBackend:
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""
+        if len(self.models) > 1 and (several := of_several((await self.snapshot())[0], reference)):
+            message = f"{len(several)} requests have the id or label {reference!r}"
+            return MoveRejected(409, message, {"candidates": several})
         id = uuid.uuid4().hex[:16]
         return await self._find(lambda scheduler, pool: scheduler.migrate(pool, id, reference, target, path))
 
@@ -341,15 +346,21 @@ class IngressBackend:
     async def load_adapter(self, order: LoadAdapter) -> str:
         """See `Backend.load_adapter`."""
         model = self.guarded.named(order.base_model_name, "base_model_name")
+        await self._see_adapters()
         if any(order.lora_name in other.names for other in self.models if other is not model):
-            reason = f"The lora adapter '{order.lora_name}' has the name of another model, or of an adapter of one."
-            raise ApiError(400, reason, param="lora_name")
+            raise taken_elsewhere(order.lora_name)
         return await model.adapters.load(order)
 
     async def unload_adapter(self, name: str) -> str:
         """See `Backend.unload_adapter`."""
+        await self._see_adapters()
         serving = [model for model in self.models if name in model.names]
         return await (serving or self.models)[0].adapters.unload(name)
+
+    async def _see_adapters(self) -> None:
+        """See the models of adapters that other ingress processes have loaded."""
+        if len(self.models) > 1:
+            await self.refresh_adapters()
 
     async def _find(self, order: PoolOrder) -> MoveAnswer:
         """Give an order about a request or a replica to the pool that has it."""

@@ -37,3 +37,14 @@ def merge_migrations(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return documents[0]
     records = [record for document in documents for record in document["migrations"]]
     return {"migrations": sorted(records, key=lambda record: float(record["started_at"]), reverse=True)}
+
+
+def of_several(state: Mapping[str, Any], reference: str) -> list[dict[str, Any]]:
+    """The requests with this id or label, as candidates for an order, if several models have one."""
+    found = [
+        (replica.get("model"), {"id": request["id"], "label": request["label"], "replica": replica["id"]})
+        for replica in state["replicas"]
+        for request in replica["requests"]
+        if reference in (request["id"], request["label"])
+    ]
+    return [candidate for _, candidate in found] if len({model for model, _ in found}) > 1 else []

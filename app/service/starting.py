@@ -1,6 +1,7 @@
 """The start of an ingress: its own port, and the log of the start's progress, which ends with the ingress's URL."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -24,16 +25,16 @@ _READY = """Mell is ready. Try:
 
 
 class StartProgress:
-    """Logs the progress of a start until requests are taken, and `initial` replicas run."""
+    """Logs the progress of a start until requests are taken, and of each model the initial replicas run."""
 
-    def __init__(self, initial: int, url: str, is_listening: bool, model: str = "") -> None:
-        """`model` is the one to try, if there are several."""
-        self.initial = initial
+    def __init__(self, initial: Sequence[int], url: str, is_listening: bool, model: str = "") -> None:
+        """`initial` are the numbers of replicas of all models. `model` is the one to try, if there are several."""
+        self._initial = tuple(initial)
         self._model = f'"model": "{model}", ' if model else ""
         self.ended = False
         self._url = url
         self._is_listening = is_listening
-        self._running = 0
+        self._running = (0,) * len(self._initial)
         self._logged_running: int | None = None
 
     @classmethod
@@ -41,32 +42,43 @@ class StartProgress:
         """The progress of an ingress. Without a port of its own, Serve's proxy takes requests at once."""
         url = _own_url(config) if config.port else "http://127.0.0.1:8000"
         model = min(config.models[0].names) if len(config.models) > 1 else ""
-        return cls(config.initial_replicas, url, is_listening=config.port is None, model=model)
+        initial = [model.initial_replicas for model in config.models]
+        return cls(initial, url, is_listening=config.port is None, model=model)
+
+    @property
+    def initial(self) -> int:
+        """The number of replicas to wait for."""
+        return sum(self._initial)
+
+    @property
+    def running(self) -> int:
+        """The number of them that run: of no model are more than its initial ones awaited."""
+        return sum(map(min, self._running, self._initial))
 
     def begin_listening(self) -> None:
         """Called once the port is open."""
         self._is_listening = True
         self._check()
 
-    def count(self, running: int) -> None:
-        """Called with the number of replicas that run."""
-        self._running = running
+    def count(self, running: Sequence[int]) -> None:
+        """Called with the numbers of replicas that run, of all models."""
+        self._running = tuple(running)
         self._check()
 
-    def lower_initial(self, wanted: int) -> None:
-        """Wait for no more than `wanted` replicas."""
-        self.initial = min(self.initial, wanted)
+    def lower_initial(self, wanted: Sequence[int]) -> None:
+        """Wait for no more than `wanted` replicas of each model."""
+        self._initial = tuple(map(min, self._initial, wanted))
         self._check()
 
     def _check(self) -> None:
         if self.ended:
             return
-        if self._running >= self.initial and self._is_listening:
+        if self.running >= self.initial and self._is_listening:
             self.ended = True
             log.info(_READY.format(url=self._url, model=self._model))
-        elif self._running != self._logged_running:
-            self._logged_running = self._running
-            log.info("%d of %d engines run", self._running, self.initial)
+        elif self.running != self._logged_running:
+            self._logged_running = self.running
+            log.info("%d of %d engines run", self.running, self.initial)
 
 
 async def serve_own_port(app: ASGIApp, config: IngressConfig, service: str, progress: StartProgress) -> HttpServer:

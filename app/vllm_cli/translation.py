@@ -107,7 +107,10 @@ def join(translations: Sequence[Translation]) -> Translation:
         others = {name: value for name, value in made.args["ingress"].items() if name not in OF_MODEL}
         given = [name for name, value in others.items() if value != DEFAULT_ADDRESS.get(name)]
         name = made.args["model_loading_config"]["model_id"]
-        refused += [f"{option(each)}: write it with the first model, before --, and not with {name}" for each in given]
+        refused += [
+            f"{option(_FLAGS.get(each, each))}: write it with the first model, before --, and not with {name}"
+            for each in given
+        ]
         if made.api_keys:
             refused.append(f"--api-key: write it with the first model, before --, and not with {name}")
     if refused:
@@ -130,6 +133,9 @@ def _as_entry(args: Mapping[str, Any]) -> dict[str, Any]:
 
 OF_MODEL = ("frontend_kwargs",)
 """The settings of the ingress that each of several models has for itself."""
+
+_FLAGS: Mapping[str, str] = {"num_replicas": "api_server_count", "log_text": "enable_log_outputs"}
+"""The flags of settings of the ingress with another name."""
 
 DEFAULT_ADDRESS: Mapping[str, Any] = {"host": "0.0.0.0", "port": 8000}
 """The address without flags for it."""

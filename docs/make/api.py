@@ -117,8 +117,8 @@ has it for the model; those that generate text answer 404 then. `model` is the m
 A call without it gets 400 with the names and the code `missing_model`; an unknown name 404, as from vLLM.
 `/v1/models` lists all models, in the order of the settings and with their adapters. An
 [API key](operations.md#api-keys) may list models: its clients see only these, and get 403 for others.
-`GET /tokenizer_info` takes the name as `?model=`. A model whose replicas are away holds up no other one: its requests
-leave a tenth of `ingress.max_requests` to each other model.
+`GET /tokenizer_info` takes the name as `?model=`. Models whose replicas are away hold up no other one: their requests
+leave a tenth of `ingress.max_requests` to each other model (of more than five, an equal part of half of it).
 
 Not available yet: prompts and media as embeddings, streamed input, `tool_server`.
 

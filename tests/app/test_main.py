@@ -106,7 +106,7 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
     (model,) = ingress.models
     assert topology.pools == {model.model_id: "Engine"} and engine.model_id == model.model_id
-    assert (topology.grace_s, ingress.initial_replicas) == (60.0, 2)
+    assert (topology.grace_s, ingress.models[0].initial_replicas) == (60.0, 2)
     assert model.model_source == engine.model_source == str(made)
     assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
 

@@ -128,12 +128,12 @@ class KeyLayer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on. Raises ApiError 401, and as `GuardedModels.called`."""
         key = self._gate.authenticate(self._dialect.key(Headers(scope=scope)))
+        allowed = key.models if key is not None else ()
         if scope["path"] == MODELS and len(self._models.all) > 1:
-            allowed = key.models if key is not None else ()
             shown = [model for model in self._models.all if may_use(allowed, model.id)]
             await JSONResponse(await list_models(shown, _to_vllm(scope)))(scope, receive, send)
             return
-        model = self._models.called(QueryParams(scope["query_string"]).get("model"))
+        model = self._models.called(QueryParams(scope["query_string"]).get("model"), allowed)
         await model.app(_to_vllm(scope), _replayed(b"", receive), send)
 
 
@@ -158,7 +158,7 @@ class BodyGuard:
         content = await read_body(Request(scope, receive), self._max_bytes)
         members = decode_body(content)
         through = admitted(scope)
-        model = self._models.called(members.get("model"))
+        model = self._models.called(members.get("model"), through.admission.models)
         through.name_model(model.id)
         body = check_members(members, content, self._route, model.limits)
         through.assign(Headers(scope=scope).get(HEADER), body.service_tier, model.deadlines)

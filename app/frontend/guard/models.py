@@ -7,7 +7,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 from app.frontend.guard.bodies import BodyLimits
-from app.ingress.access.admission import FirstTokenDeadlines
+from app.ingress.access.admission import FirstTokenDeadlines, check_allowed, may_use
 from app.ingress.config import Tenancy
 from app.ingress.errors import ApiError
 
@@ -55,24 +55,28 @@ class GuardedModels(Generic[Model]):
     def __init__(self, models: Sequence[Model]) -> None:
         self.all = tuple(models)
 
-    def called(self, name: Any) -> Model:
+    def called(self, name: Any, allowed: Collection[str] = ()) -> Model:
         """The model of a call with that `model`; a sole model has all calls, and its application judges their names.
 
-        Raises:
-            ApiError: 400 without a name, 404 for a name that no model has.
-        """
-        return self.all[0] if len(self.all) == 1 else self.named(name)
+        `allowed` are the ids of the models that the call's key may use, none: all. Refusals name no others.
 
-    def named(self, name: Any, param: str = "model") -> Model:
+        Raises:
+            ApiError: 400 without a name, 403 for a model that is not allowed, 404 for a name that no model has.
+        """
+        model = self.all[0] if len(self.all) == 1 else self.named(name, allowed=allowed)
+        check_allowed(allowed, model.id)
+        return model
+
+    def named(self, name: Any, param: str = "model", allowed: Collection[str] = ()) -> Model:
         """The model with that name, or with that adapter. A sole model needs no name.
 
         Raises:
-            ApiError: as `called`; `param` has the name.
+            ApiError: 400 and 404 as `called`; `param` has the name.
         """
         if name is None:
             if len(self.all) == 1:
                 return self.all[0]
-            message = f"{param}: name one of the models {', '.join(self._names)}"
+            message = f"{param}: name one of the models {', '.join(self._names(allowed))}"
             raise ApiError(400, message, param=param, code="missing_model")
         if not isinstance(name, str):
             raise ApiError(400, f"{param}: must be a text", param=param, code="invalid_value")
@@ -80,12 +84,11 @@ class GuardedModels(Generic[Model]):
             if name in model.names:
                 return model
         # As vLLM answers it.
-        message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self._names)}."
+        message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self._names(allowed))}."
         raise ApiError(404, message, param=param, details={"type": "NotFoundError", "code": 404})
 
-    @property
-    def _names(self) -> list[str]:
-        return sorted(name for model in self.all for name in model.names)
+    def _names(self, allowed: Collection[str]) -> list[str]:
+        return sorted(name for model in self.all if may_use(allowed, model.id) for name in model.names)
 
 
 async def list_models(models: Sequence[GuardedModel], scope: Scope) -> dict[str, Any]:

@@ -140,7 +140,8 @@ class Admission:
         """The class of the request, once it is assigned to one."""
         self._model = ""
         self._allowed = key.classes if key is not None else ()
-        self._models = key.models if key is not None else ()
+        self.models = key.models if key is not None else ()
+        """The ids of the models that the key may use, none: all of them."""
         self._meter = meter
         self._seats = seats
         self._rank: int | None = None
@@ -151,10 +152,7 @@ class Admission:
         """Tokens that the request has used; the final charge to its key."""
 
     def name_model(self, model: str) -> None:
-        """The request names the model with this id. Raises ApiError 403 if its key may not use it."""
-        if not may_use(self._models, model):
-            message = f"model: this API key may not use {model!r}, only {', '.join(self._models)}"
-            raise ApiError(403, message, param="model", code="model_not_allowed")
+        """The request is one to the model with this id, which its key may use."""
         self._model = model
 
     def assign(self, header: str | None, tier: Any, deadlines: FirstTokenDeadlines = NO_DEADLINES) -> None:
@@ -191,6 +189,13 @@ class Admission:
 def may_use(allowed: Collection[str], model: str) -> bool:
     """True if a key that lists these models, none: all, may use the one with this id."""
     return not allowed or model in allowed
+
+
+def check_allowed(allowed: Collection[str], model: str) -> None:
+    """Raise ApiError 403 if a key that lists these models may not use the one with this id."""
+    if not may_use(allowed, model):
+        message = f"model: this API key may not use {model!r}, only {', '.join(allowed)}"
+        raise ApiError(403, message, param="model", code="model_not_allowed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ With several ranks, a rank may use all seats but a tenth for each higher rank, a
 ranks are refused, higher ones still find seats. A hundredth of the seats, at least one, belongs to each rank alone: no
 rank is refused while it has fewer requests, however many of other ranks there are.
 
-With several models, a model may use all seats but a tenth for each other one, and at least half of them: one whose
-replicas are away, or that is flooded, leaves the others theirs.
+With several models, a tenth of the seats belongs to each of them alone (of more than five: an equal part of half of
+them): however many models are flooded, or have no replicas, each other one finds its seats.
 
 Pure calculations: a request takes a seat, is assigned to its rank and model once its body is read, and leaves.
 """
@@ -58,11 +58,14 @@ class Seats:
             self._of_models[model] -= 1
 
     def _has_model_room(self, model: str) -> bool:
-        """True if the model may have one more request."""
+        """True if the model may have one more request: own seats of the others stay free, as in `_has_room`."""
         if self._most is None or self._models == 1:
             return True
-        kept = (self._models - 1) * max(1, self._most // 10)
-        return self._of_models[model] < max(self._most - kept, -(-self._most // 2))
+        own = max(1, self._most // max(10, 2 * self._models))
+        if self._of_models[model] < own:
+            return True
+        used = sum(min(own, taken) for other, taken in self._of_models.items() if other != model)
+        return self._of_models.total() + (self._models - 1) * own - used < self._most
 
     def _has_room(self, rank: int) -> bool:
         """True if the rank may have one more request.

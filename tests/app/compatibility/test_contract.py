@@ -11,6 +11,7 @@ from app.compatibility import contract
 from app.compatibility.contract import LIBRARIES, ContractPart, LostPart, lost_here, parts, refused
 from app.compatibility.facts import Fact
 from app.compatibility.supported import PairState, describe, minor, pairs
+from app.settings import Settings
 from app.versions import installed_version
 from tests.style.sources import ROOT, modules, read
 
@@ -145,3 +146,20 @@ def test_settings_that_ask_for_a_lost_part_are_refused(
         needed == ("Engine: the installed versions of vLLM and Ray lack what this needs (vllm.d: Gone, and 1 more)")
         and CORE.effect == contract.NO_START
     )
+
+
+LOST = [LostPart(part, (Fact(("vllm.a",), "Gone"),)) for part in contract.parts() if part.setting is not None]
+CHAT = {"model_loading_config": {"model_id": "smollm2-135m"}}
+
+
+@pytest.mark.parametrize(
+    ("args", "asked"),
+    [
+        ({}, []),
+        ({"memory": {"budget_mib": 900}}, ["memory.budget_mib"]),
+        ({"llm_configs": [CHAT, {"engine_kwargs": {"enable_lora": True}}]}, ["engine_kwargs.enable_lora"]),
+    ],
+)
+def test_parts_are_asked_for_by_common_sections_and_by_models(args: dict[str, object], asked: list[str]) -> None:
+    lines = refused(LOST, Settings.model_validate(args))
+    assert [line.partition(":")[0] for line in lines] == asked

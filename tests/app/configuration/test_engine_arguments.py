@@ -80,6 +80,9 @@ def test_types_of_gpus_are_rays() -> None:
     assert {"H100", "A10G", "L4"} <= set(accelerator_types())
 
 
+NAMED = {"model_loading_config": {"model_id": "smollm2-135m"}}
+
+
 @pytest.mark.parametrize(
     ("args", "line"),
     [
@@ -107,6 +110,10 @@ def test_types_of_gpus_are_rays() -> None:
                 "ingress": {"frontend_kwargs": {"lora_modules": [{"name": "a", "path": "/none"}]}},
             },
             "ingress.frontend_kwargs.lora_modules, a: there is no /none",
+        ),
+        (
+            {"llm_configs": [{}, {"frontend_kwargs": {"tool_parser_plugin": "none.py"}, **NAMED}]},
+            "llm_configs.1.frontend_kwargs.tool_parser_plugin: there is no none.py",
         ),
     ],
 )

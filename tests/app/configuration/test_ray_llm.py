@@ -234,9 +234,13 @@ def test_mells_own_members_of_a_sole_entry_have_their_usual_places() -> None:
     assert made["ingress"] == {"port": None, "frontend_kwargs": {"response_role": "a"}}
 
 
-def test_gpus_of_one_of_several_models_set_the_transport() -> None:
-    made = as_settings({"llm_configs": [entry(), {"model_loading_config": CODE, "accelerator_type": "L4"}]}, False)
+def test_the_transport_is_that_of_gpus_if_all_models_have_some() -> None:
+    code = {"model_loading_config": CODE}
+    made = as_settings({"llm_configs": [entry(accelerator_type="L4"), code]}, has_gpus=True)
     assert made.settings["migration"] == {"transport": "cuda_ipc"}
+    made = as_settings({"llm_configs": [entry(accelerator_type="L4"), code | {"engine": "paced"}]}, has_gpus=True)
+    paced = Settings.model_validate(made.settings).models[1]
+    assert "migration" not in made.settings and paced.gpus == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Orders to load and unload adapters, over fake replicas, ingress processes and a store."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -82,7 +82,7 @@ class One:
 class Process:
     """One ingress process, and all around it."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, elsewhere: Collection[str] = (), *others: Store) -> None:
         self.store = store or Store()
         self.engines, self.ingresses = Fleet("a", "b"), Fleet("i", "j")
         self.served: list[str] = []
@@ -93,6 +93,8 @@ class Process:
             (self.engines, self.engines.members),
             (self.ingresses, self.ingresses.members),
             self.serve,
+            elsewhere,
+            others,
         )
 
     def serve(self, adapters: Iterable[Adapter]) -> None:
@@ -209,3 +211,23 @@ async def test_the_configuration_takes_precedence() -> None:
     process.orders._serve = taken.extend
     await process.orders.refresh()
     assert taken == [FIXED, Adapter("sql", 2, "/sql")]
+
+
+async def test_names_of_other_models_in_the_configuration_take_precedence() -> None:
+    """An adapter that was loaded at run time, whose name the configuration now gives to another model."""
+    process = Process(elsewhere={"code"})
+    process.store.adapters = {name: Adapter(name, 2, "/x") for name in ("code", "sql")}
+    await process.orders.refresh()
+    assert process.served == ["fixed", "sql"]
+    error = await process.refused(LoadAdapter(lora_name="code", lora_path="/x"))
+    assert error.status == 400 and "name of another model" in error.message
+    assert process.engines.loaded == []
+
+
+async def test_of_two_loads_of_a_name_for_two_models_one_at_most_is_kept() -> None:
+    chat, code = Store(), Store()
+    processes = [Process(chat, (), code), Process(code, (), chat)]
+    loads = await asyncio.gather(*(each.orders.load(SQL) for each in processes), return_exceptions=True)
+    kept = [store for store in (chat, code) if "sql" in store.adapters]
+    assert len(kept) == sum(isinstance(load, str) for load in loads) <= 1
+    assert await Process(code, (), Store()).orders.load(SQL.model_copy(update={"load_inplace": True}))

@@ -280,7 +280,7 @@ async def test_an_application_that_cannot_start_later_is_logged(
     made = Starting(monkeypatch, ValueError("no such task"))
     await made.api.begin(make_service().streams, INGRESS)
     made.has_replica.set()
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError, match="could not start, see the log"):
         await made.ask()
     made.api.check_health()
     assert "the application of the model mell-tiny could not start" in caplog.text

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.service.merging import merge_migrations, merge_states
+from app.service.merging import merge_migrations, merge_states, of_several
 
 
 def _state(as_of: float, *replicas: str, **others: Any) -> dict[str, Any]:
@@ -47,3 +47,15 @@ def test_migrations_are_ordered_over_all_models() -> None:
         [("c", 3.0), ("b", 2.0)],
     )]  # fmt: skip
     assert [record["id"] for record in merge_migrations(documents)["migrations"]] == ["d", "c", "b", "a"]
+
+
+def test_a_label_of_several_models_names_no_request() -> None:
+    def replica(id: str, model: str, *requests: tuple[str, str]) -> dict[str, Any]:
+        return {"id": id, "model": model, "requests": [{"id": of, "label": label} for of, label in requests]}
+
+    state = {"replicas": [replica("a", "chat", ("1", "x"), ("2", "y"), ("3", "y")), replica("b", "code", ("4", "x"))]}
+    assert of_several(state, "x") == [
+        {"id": "1", "label": "x", "replica": "a"},
+        {"id": "4", "label": "x", "replica": "b"},
+    ]
+    assert of_several(state, "y") == of_several(state, "4") == of_several(state, "5") == [], "the pool answers"

@@ -214,6 +214,7 @@ def test_several_models_become_one_configuration(run: Run, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (["a/b", "--", "a/c", "port=9000"], "--port: write it with the first model, before --, and not with a/c"),
+        (["a/b", "--", "a/c", "api_server_count=2"], "--api-server-count: write it with the first model"),
         (["a/b", "--", "a/c", 'api_key=["x"]'], "--api-key: write it with the first model"),
         (["a/b", "--", "a/b"], "several entries have the model_id a/b"),
     ],

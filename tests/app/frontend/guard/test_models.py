@@ -155,6 +155,20 @@ async def test_a_key_has_the_models_that_it_lists() -> None:
     assert (await applications.get("/v1/models")).status_code == 401
 
 
+async def test_a_key_sees_no_other_models_by_calls_without_a_body() -> None:
+    applications = Applications(ApiKey("a", digest("of-chat"), models=("chat",)))
+    assert (await applications.get("/tokenizer_info?model=assistant", KEY)).json()["from"] == "chat"
+    refused = refusal(await applications.get("/tokenizer_info?model=sql", KEY))
+    assert refused == (403, "model: this API key may not use 'code', only chat", "model")
+
+
+async def test_refusals_name_only_the_models_of_the_key() -> None:
+    applications = Applications(ApiKey("a", digest("of-chat"), models=("chat",)))
+    for name, named in ((None, "name one of the models assistant, chat"), ("x", "Valid aliases: assistant, chat.")):
+        assert refusal(await applications.post(KEY, model=name))[1].endswith(named)
+    assert refusal(await applications.get("/tokenizer_info", KEY))[1].endswith("assistant, chat")
+
+
 async def test_metrics_and_log_lines_have_the_model() -> None:
     applications = Applications()
     for name in ("assistant", "chat", "sql"):

@@ -107,13 +107,19 @@ def of_model(seats: Seats, model: str) -> int:
     return found
 
 
-@pytest.mark.parametrize(("models", "most"), [(1, 20), (2, 18), (3, 16), (9, 10)])
-def test_a_model_leaves_seats_for_each_other_one(models: int, most: int) -> None:
+@pytest.mark.parametrize(("models", "found"), [(1, (20,)), (2, (18, 2)), (3, (16, 2, 2)), (9, (12, *[1] * 8))])
+def test_models_that_take_all_they_can_leave_seats_for_each_other_one(models: int, found: tuple[int, ...]) -> None:
     seats = Seats(20, (0,), models)
-    assert of_model(seats, "a") == most
-    assert of_model(seats, "b") == 20 - most
-    seats.leave(0, "a")
-    assert of_model(seats, "c") == 1
+    assert tuple(of_model(seats, str(number)) for number in range(models)) == found
+
+
+def test_a_model_uses_seats_beyond_those_that_others_have_to_find() -> None:
+    seats = Seats(20, (0,), 3)
+    assert of_model(seats, "a") == 16
+    for _ in range(10):
+        seats.leave(0, "a")
+    assert of_model(seats, "b") == 12 and seats.taken == 18
+    assert of_model(seats, "a") == 0 and of_model(seats, "c") == 2
 
 
 def test_without_a_limit_models_have_all_seats() -> None:
