@@ -632,6 +632,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """Give the memory of all blocks from `first` on back to the machine. Raises OSError."""
         assert self.layout is not None, "a pool is elastic only if its blocks can be moved"
         with self.tables.copying, self.loads.copying:
+            self.tables.lose(range(first, self.num_blocks))
             self.layout.give_back(first)
 
     def _step(self) -> StepMetadata:
