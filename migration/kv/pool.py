@@ -14,7 +14,7 @@ names stay. The workers have to copy the row and to renumber their tables before
 vLLM's own count of blocks follows, so its usage is that of the blocks handed out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,11 @@ class Renumbering:
     size: Blocks
     over: Blocks = Blocks(0)
     moved: tuple[tuple[int, int], ...] = ()
+
+    def renamed(self, ids: Collection[int]) -> set[int]:
+        """The new ids of blocks. Those that were free are left out: their ids are other blocks' now."""
+        new = dict(self.moved)
+        return {new.get(id, id) for id in set(ids).difference(new.values())}
 
 
 class ElasticPool:
