@@ -153,6 +153,11 @@ async def test_memory_that_the_machine_does_not_take_stays_reported() -> None:
     await ordered.resizer.settled()
     assert ordered.at() == (8, 8, 20, 20) and ordered.resizer.state is PoolState.SETTLED
     assert ordered.resizer.cause == "the machine does not take it" and ordered.resizer.counts.failed == 1
+    ordered.order(20)
+    await ordered.resizer.settled()
+    assert ordered.at() == (20, 20, 20, 20) and ordered.resizer.cause is None, "it holds what it was ordered to"
+    ordered.order(8)
+    await ordered.resizer.settled()
     ordered.pool.refuses = False
     ordered.order(8)
     await ordered.resizer.settled()
