@@ -33,7 +33,8 @@ RAY = (
     f"{TIME}\tINFO worker.py:2029 -- Started a local Ray instance. View the dashboard at \x1b[32mhttp://127.0.0.1:8265 "
 )
 TOKEN = f"{TIME}\tWARNING authentication_token_setup.py:85 -- Token authentication is enabled for this Ray cluster."
-READY = [f"{INGRESS}{line}" for line in f"INFO {TIME} mell_Ingress z -- {_READY.format(url='http://x')}".splitlines()]
+_SAID = _READY.format(url="http://x", model="")
+READY = [f"{INGRESS}{line}" for line in f"INFO {TIME} mell_Ingress z -- {_SAID}".splitlines()]
 WARNING = f"{ENGINE}WARNING {TIME} mell_Engine g99h16co -- the guard ended"
 MOVED = f"{ENGINE}INFO {TIME} mell_Engine g99h16co -- moved"
 

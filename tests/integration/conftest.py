@@ -59,6 +59,7 @@ TURNS = {
     "encoder_run": 3,
     "two_models_run": 3,
     "paced_models_run": 4,
+    "mixed_models_run": 4,
     "without_copies": 4,
     "to_its_end": 6,
     "disaggregated": 4,

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.counts import LONG
-from tests.integration.application import Answer, Application, Client, eventually, prompt, total
+from tests.integration.application import Answer, Application, Client, eventually, process, prompt, total
 from tests.integration.conftest import ELASTIC_BLOCKS, ELASTIC_TIMES
 
 STREAMS = 50 if LONG else 16
@@ -199,3 +199,40 @@ async def test_orders_that_cannot_be_followed_are_refused(elastic: Application) 
         response = await client.http.post(f"/mell/replicas/{a}/memory", json={"blocks": 99.5})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "blocks")
         assert (await memories(client))[a]["blocks"] == ELASTIC_BLOCKS
+
+
+async def test_a_resize_survives_the_scheduler_and_a_replica_that_dies_in_one_is_replaced(elastic: Application) -> None:
+    async with elastic.client() as client:
+        a, b = await as_at_the_start(client)
+        asked = prompts("killed", tokens=500)
+        want = await streamed(client, "unkilled", asked)
+        await client.settle()
+        streams = asyncio.create_task(streamed(client, "killed", asked))
+
+        async def used() -> bool:
+            found = await memories(client)
+            return bool(sum(m["used_blocks"] for m in found.values()) > 4 * STREAMS)
+
+        await eventually(used)
+        fence = (await client.state())["fence"]
+        await order(client, **{a: LEAST, b: 300})
+        process("ServeReplica:mell:Scheduler").kill()
+        await have(client, **{a: LEAST, b: 300})
+
+        async def back() -> bool:
+            return bool((await client.state())["fence"] > fence)
+
+        await eventually(back, within_s=60)
+        await order(client, **{a: 200})
+        await have(client, **{a: 200})
+        # In a shrink or behind it: its requests continue on the other replica.
+        await order(client, **{a: LEAST})
+        psutil.Process(next(r for r in await client.running() if r["id"] == a)["pids"][-1]).kill()
+        assert await streams == want
+
+        async def replaced() -> bool:
+            found = await memories(client)
+            return len(found) == 2 and a not in found
+
+        await eventually(replaced, within_s=120)
+        await as_at_the_start(client)

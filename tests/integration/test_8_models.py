@@ -7,16 +7,21 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import yaml
 
 from app.tinymodel import ensure_tiny_model
+from tests.adapters import make_adapter
+from tests.counts import LONG_ONLY
 from tests.integration.application import Answer, Application, Client, eventually, processes, prompt, total
-from tests.integration.conftest import BLOCKS, ROOT, Stage, free_port
+from tests.integration.conftest import ADAPTER_KWARGS, BLOCKS, ROOT, Stage, free_port
+from tests.integration.pooling_models import ensure_encoder
 from tests.integration.runs import COMMANDS, SERVE_RUN, Run, wait_until
 from tests.integration.two_models import ensure_other_model, is_of_other, is_of_tiny
 
@@ -38,6 +43,19 @@ def _entry(name: str, source: Path) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _started(stage: Stage, port: int, args: dict[str, Any]) -> Iterator[Run]:
+    """`serve run` of an application with these settings."""
+    application = {"name": "mell", "import_path": "mell:build_app", "route_prefix": "/", "args": args}
+    path = stage.folder / "models.yaml"
+    path.write_text(yaml.safe_dump({"proxy_location": "Disabled", "applications": [application]}))
+    run = Run([*COMMANDS[SERVE_RUN], str(path)], port, stage.folder)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
 @pytest.fixture(scope="module")
 def two_models_run(stage: Stage) -> Iterator[Run]:
     """Two replicas of either of two models, under `serve run`."""
@@ -48,15 +66,9 @@ def two_models_run(stage: Stage) -> Iterator[Run]:
         "ingress": {"port": port, "replica_silence_s": 4.0, "place_timeout_s": 10.0},
         "scheduler": {"mode": "off", "epoch_s": 0.5},
     }
-    application = {"name": "mell", "import_path": "mell:build_app", "route_prefix": "/", "args": args}
-    path = stage.folder / "models.yaml"
-    path.write_text(yaml.safe_dump({"proxy_location": "Disabled", "applications": [application]}))
-    started = Run([*COMMANDS[SERVE_RUN], str(path)], port, stage.folder)
-    try:
-        wait_until(started.healthy, START_S)
-        yield started
-    finally:
-        started.close()
+    with _started(stage, port, args) as run:
+        wait_until(run.healthy, START_S)
+        yield run
 
 
 @pytest.fixture
@@ -209,15 +221,9 @@ def paced_models_run(stage: Stage) -> Iterator[Run]:
         "ingress": {"port": port},
         "scheduler": {"mode": "act", "epoch_s": 0.5, "linger_s": 3.0, "foresight_s": 0.0},
     }
-    application = {"name": "mell", "import_path": "mell:build_app", "route_prefix": "/", "args": args}
-    path = stage.folder / "paced-models.yaml"
-    path.write_text(yaml.safe_dump({"proxy_location": "Disabled", "applications": [application]}))
-    started = Run([*COMMANDS[SERVE_RUN], str(path)], port, stage.folder)
-    try:
-        wait_until(started.healthy, START_S)
-        yield started
-    finally:
-        started.close()
+    with _started(stage, port, args) as run:
+        wait_until(run.healthy, START_S)
+        yield run
 
 
 async def test_replicas_of_a_model_open_and_close_by_its_own_demand(paced_models_run: Run, stage: Stage) -> None:
@@ -246,3 +252,68 @@ async def test_replicas_of_a_model_open_and_close_by_its_own_demand(paced_models
 
         await eventually(closed, 120)
         assert most == {"tiny": 2, "other": 1}
+
+
+@pytest.fixture(scope="module")
+def mixed_models_run(stage: Stage) -> Iterator[Run]:
+    """A model that embeds texts, and one that generates and has adapters; it answers before any engine runs."""
+    stage.clear()
+    port, deployment = free_port(), {"num_cpus": 0.1, "health_check_timeout_s": 60.0}
+    chat = _entry("tiny", ensure_tiny_model()) | {"deployment_config": deployment}
+    chat["engine_kwargs"] |= ADAPTER_KWARGS
+    args = {
+        "llm_configs": [
+            {
+                "model_loading_config": {"model_id": "vectors", "model_source": str(ensure_encoder())},
+                "deployment_config": deployment,
+            },
+            chat,
+        ],
+        "ingress": {"port": port, "admin_key": KEY, "allow_runtime_lora_updating": True},
+        "scheduler": {"mode": "off"},
+    }
+    with _started(stage, port, args) as run:
+
+        def listening() -> bool:
+            assert run.process.poll() is None, run.output
+            try:
+                return httpx.get(f"{run.url}/live", trust_env=False).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_until(listening, START_S)
+        yield run
+
+
+KEY = "admin-key"
+
+
+@LONG_ONLY
+async def test_a_pooling_model_stands_beside_one_with_adapters(mixed_models_run: Run, stage: Stage) -> None:
+    """Its application is made once its replica runs, and requests wait for it; the other's is there at once."""
+    application = Application(mixed_models_run.url, faults=Path(), capacity=0, folder=stage.folder, admin_key=KEY)
+    async with application.client() as client:
+
+        async def listed() -> list[str]:
+            return [model["id"] for model in (await client.http.get("/v1/models")).json()["data"]]
+
+        async def load(**body: str) -> httpx.Response:
+            order = {"lora_name": "sql", "lora_path": str(folder), **body}
+            return await client.http.post("/v1/load_lora_adapter", json=order)
+
+        assert await listed() == ["tiny"], "no replica of the other has run yet"
+        embedded = await client.http.post("/v1/embeddings", json={"model": "vectors", "input": "x"}, timeout=START_S)
+        assert embedded.status_code == 200, embedded.text
+        answer, _ = await client.complete("hello", 4, model="tiny")
+        assert answer and await listed() == ["vectors", "tiny"]
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/chat/completions", {"messages": []})):
+            model = "tiny" if path == "/v1/embeddings" else "vectors"
+            assert (await client.http.post(path, json={"model": model, **body})).status_code == 404
+        folder = make_adapter(stage.folder / "sql", 0)
+        assert (await load()).status_code == 400 and (await load(base_model_name="vectors")).status_code == 400
+        taken = await load(base_model_name="tiny", lora_name="vectors")
+        assert taken.status_code == 400 and "the name of another model" in taken.text
+        assert (await load(base_model_name="tiny")).status_code == 200
+        assert await listed() == ["vectors", "tiny", "sql"]
+        answer, body = await client.complete("hello", 4, model="sql")
+        assert answer and body["model"] == "sql"

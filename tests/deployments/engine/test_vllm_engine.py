@@ -50,6 +50,7 @@ from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, T
 from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie, _why_unmirrored
 from migration.concurrency import Tasks
 from migration.kv.copier.client import Copiers
+from migration.kv.pool import declared_times
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
 from migration.protocol.errors import Refused, TransferFailed
@@ -183,6 +184,20 @@ async def test_blocks_are_deleted_by_a_request_of_one_token_whose_end_has_their_
     with pytest.raises(TransferFailed):
         await deleting
     assert not core.aborted and not engine._runs._runs
+
+
+async def test_free_blocks_of_an_elastic_pool_are_those_of_its_announced_size() -> None:
+    """vLLM's usage is of the blocks that it hands out; requests may use more than the pool will have."""
+    engine, use = over(FakeCore()), 0.5
+    engine._max_requests = engine._step_tokens = engine._max_adapters = 64
+    metrics: Any = SimpleNamespace(scheduler=SchedulerStats(kv_cache_usage=use), preemptions=0, steps=StepMeter(0))
+    engine._metrics = metrics
+    memory: Any = SimpleNamespace(capacity=Blocks(30), size=Blocks(100), start=Blocks(80))
+    engine.memory = memory
+    stats = engine.stats()
+    assert (stats.capacity_tokens, stats.nominal_tokens, stats.free_blocks) == (30 * 16, 80 * 16, 30 - 50)
+    engine._resized(Blocks(100))
+    assert engine._metrics.steps.capacity == 100 * 16
 
 
 async def test_a_pooled_request_occupies_its_prompt_until_it_ends() -> None:
@@ -404,6 +419,35 @@ def test_a_pooling_model_has_vllms_own_configuration_and_no_connector() -> None:
 def test_a_model_that_generates_has_the_connector() -> None:
     made = engine_config(MODEL, {"dtype": "float32"})
     assert not is_pooling(made) and made.kv_transfer_config.kv_connector == "MellConnector"
+
+
+def test_an_elastic_pool_has_mells_executor_and_the_multiple_that_it_declares() -> None:
+    made = engine_config(MODEL, {"max_model_len": 64, "block_size": 32}, declared=2.5)
+    assert made.parallel_config.distributed_executor_backend == "migration.kv.executor.ElasticExecutor"
+    assert declared_times(made) == 2.5
+    assert declared_times(engine_config(MODEL, {"max_model_len": 64, "block_size": 32})) is None
+
+
+def test_a_pooling_model_has_no_elastic_pool() -> None:
+    kwargs = {"dtype": "float32", "runner": "pooling", "convert": "embed"}
+    with pytest.raises(ValueError, match=r"memory\.budget_mib: a pooling model's KV pool keeps its size"):
+        engine_config(MODEL, kwargs, declared=2.0)
+
+
+@pytest.mark.parametrize("reason", [None, "the model has 2 KV cache groups"])
+async def test_a_pool_is_elastic_if_its_blocks_can_change_their_places(reason: str | None) -> None:
+    engine = over(FakeCore())
+    core: Any = None
+    engine._core, engine._capacity = core, Blocks(24575)
+    config = engine_config(MODEL, {"max_model_len": 64, "block_size": 32}, declared=3.0)
+    workers = [described(os.getpid(), parameter_bytes=0, unsupported=reason)]
+    if reason is not None:
+        with pytest.raises(ValueError, match=rf"memory\.budget_mib: {reason}, so the KV pool cannot change its size"):
+            engine._elastic(config, workers)
+        return
+    memory = engine._elastic(config, workers)
+    assert memory is not None and (memory.size, memory.declared) == (8191, 24575)
+    assert engine._elastic(engine_config(MODEL, {"max_model_len": 64, "block_size": 32}), workers) is None
 
 
 def test_several_workers_are_processes_of_the_replica_and_one_is_where_vllm_has_it() -> None:

@@ -1,5 +1,6 @@
 """Several pools under one decision: what each decides is what a scheduler of its own would decide."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,7 +62,7 @@ def test_two_pools_decide_as_two_schedulers_do(
 ) -> None:
     """Requests and replicas of one id in two pools are two."""
     terms = Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0), mode=mode)
-    dice, names = random.Random(seed), iter(range(1000))
+    dice, names = random.Random(seed), itertools.count()
     together, alone = Scheduler(terms), {pool: Scheduler(terms) for pool in POOLS}
     for drawn in zip(*both, strict=False):
         seen = {pool: together.report(pool, each) for pool, each in zip(POOLS, drawn, strict=True)}
@@ -82,7 +83,7 @@ def test_two_pools_decide_as_two_schedulers_do(
 def test_arrivals_are_placed_on_any_pool_while_another_is_observed_or_decides(
     name: str, both: tuple[list[Drawn], list[Drawn]], seed: int
 ) -> None:
-    dice, names = random.Random(seed), iter(range(1000))
+    dice, names = random.Random(seed), itertools.count()
     made = Scheduler(Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0)))
     for drawn in zip(*both, strict=False):
         now = drawn[0].now
