@@ -94,12 +94,12 @@ def engine_config(
     model has no KV cache.
 
     Raises:
-        ValueError: `engine_kwargs` has an argument that Mell sets itself, no engine of Mell runs the model, or it pools
-            and its pool should be elastic.
+        ValueError: `engine_kwargs` has an argument that Mell sets itself, no engine of Mell runs the model, or its pool
+            should be elastic and cannot be.
     """
     config = engine_args(model, engine_kwargs, dram_gib, declared).create_engine_config(USAGE)
-    if declared is not None and is_pooling(config):
-        raise ValueError("memory.budget_mib: a pooling model's KV pool keeps its size; remove budget_mib")
+    if declared is not None:
+        _check_elastic(config)
     if not is_pooling(config):
         check_model(config.model_config)
         if events is not None and config.cache_config.enable_prefix_caching:
@@ -111,6 +111,17 @@ def engine_config(
     args = engine_args(model, engine_kwargs)
     args.kv_transfer_config = None
     return args.create_engine_config(USAGE)
+
+
+def _check_elastic(config: VllmConfig) -> None:
+    """Raise ValueError for an engine whose KV pool cannot change its size."""
+    if is_pooling(config):
+        raise ValueError("memory.budget_mib: a pooling model's KV pool keeps its size; remove budget_mib")
+    if config.use_v2_model_runner:
+        raise ValueError(
+            "memory.budget_mib: vLLM's second model runner keeps block tables where blocks cannot change their places; "
+            "remove budget_mib, or set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
 
 
 def is_pooling(config: VllmConfig) -> bool:

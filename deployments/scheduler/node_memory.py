@@ -5,7 +5,7 @@ replica that starts takes its share, the budget divided by the most replicas. Th
 are kept free.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
@@ -31,7 +31,8 @@ class ReportedMemory:
 class NodeMemory:
     """The ledgers of all nodes, for one scheduler.
 
-    `reported` gives the pools of all replicas by their newest reports, `most` the maximum number of replicas.
+    `reported` gives the pools of all replicas by their newest reports, `serving` all replicas that serve, silent ones
+    included, and `most` the maximum number of replicas.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class NodeMemory:
         fence: int,
         replicas: RemoteReplicas[ControlApi],
         reported: Callable[[], Mapping[ReplicaId, ReportedMemory]],
+        serving: Callable[[], Iterable[ReplicaId]],
         most: int,
     ) -> None:
         self._settings = settings
         self._fence = fence
         self._replicas = replicas
         self._reported = reported
+        self._serving = serving
         self._most = most
         self._ledgers: dict[str, DeviceLedger] = {}
 
@@ -79,8 +82,8 @@ class NodeMemory:
         if refusal := self._out_of_bounds(memory, wanted):
             return MoveRejected(422, refusal)
         ledger = self._ledgers[found.node]
-        if not ledger.is_known:
-            return MoveRejected(503, "a replica on the node has not reported to this scheduler yet; try again")
+        if not ledger.is_known or self._unknown():
+            return MoveRejected(503, "a replica has not reported to this scheduler yet; try again")
         ordered = ledger.order(replica, MemoryPlan(wanted))
         if ordered is None:
             return MoveRejected(422, self._over_budget(ledger, ledger.seat(replica), wanted))
@@ -117,26 +120,38 @@ class NodeMemory:
             f"the replica can have {most} blocks"
         )
 
+    def _unknown(self) -> set[ReplicaId]:
+        """The replicas that serve and have never reported to this scheduler: their nodes may be any."""
+        return set(self._serving()) - {seat.replica for ledger in self._ledgers.values() for seat in ledger.seats}
+
     def _follow(self) -> None:
-        """Have the ledgers follow the newest reports. The shares of replicas that do not run are not in the budgets."""
+        """Have the ledgers follow the newest reports. The shares of replicas that do not run are not in the budgets.
+
+        A replica that has become silent counts with its last report until Serve no longer lists it.
+        """
         assert self._settings.budget_mib is not None
         reported, budget = self._reported(), self._settings.budget_mib << 20
-        absent = max(0, self._most - len(reported))
+        serving = set(self._serving())
+        silent = {seat.replica for each in self._ledgers.values() for seat in each.seats} & serving - reported.keys()
+        absent = max(0, self._most - len(reported) - len(silent))
         room = Bytes(budget - absent * (budget // self._most))
         for node in {found.node for found in reported.values()} - self._ledgers.keys():
             self._ledgers[node] = DeviceLedger(room, self._fence)
         for node, ledger in list(self._ledgers.items()):
             here = {replica: found.memory for replica, found in reported.items() if found.node == node}
-            if here:
-                self._ledgers[node] = _following(replace(ledger, budget=room), here)
+            followed = _following(replace(ledger, budget=room), here, silent)
+            if followed.seats:
+                self._ledgers[node] = followed
             else:
                 del self._ledgers[node]
 
 
-def _following(ledger: DeviceLedger, reported: Mapping[ReplicaId, ElasticMemory]) -> DeviceLedger:
-    """The ledger with these replicas and their reports."""
+def _following(
+    ledger: DeviceLedger, reported: Mapping[ReplicaId, ElasticMemory], silent: Collection[ReplicaId]
+) -> DeviceLedger:
+    """The ledger with these replicas and their reports, and with those of its replicas that are silent."""
     for seat in ledger.seats:
-        if seat.replica not in reported:
+        if seat.replica not in reported and seat.replica not in silent:
             ledger = ledger.without(seat.replica)
     known = {seat.replica for seat in ledger.seats}
     for replica, memory in reported.items():

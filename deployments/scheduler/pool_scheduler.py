@@ -110,8 +110,9 @@ class PoolScheduler:
         self._epochs = epochs
         self._as_of = 0.0
         self._roster = Roster()
+        reporters = EngineReporters(ports.replicas, ports.membership, listing, fence)
         self._gatherer = Gatherer(
-            EngineReporters(ports.replicas, ports.membership, listing, fence),
+            reporters,
             self._roster,
             clock,
             config.report_timeout_s,
@@ -124,7 +125,9 @@ class PoolScheduler:
             ports.replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
-        self._devices = NodeMemory(config.memory, fence, ports.replicas, self._reported_memory, config.bounds[1])
+        self._devices = NodeMemory(
+            config.memory, fence, ports.replicas, self._reported_memory, reporters.serving, config.bounds[1]
+        )
         self.live = LivePool(
             self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
         )

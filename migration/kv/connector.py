@@ -99,7 +99,7 @@ from migration.kv.grammars import compile_by_request
 from migration.kv.layout import CacheLayout
 from migration.kv.naps import nap_between_looks
 from migration.kv.pages import UntouchedPages
-from migration.kv.pool import bind, declared_times
+from migration.kv.pool import ElasticPool, bind, declared_times
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Tail
 
@@ -298,6 +298,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """The replies to orders, by vLLM's ids of the requests that brought them."""
         self._pool: BlockPool | None = None
         self._declared_times = declared_times(vllm_config)
+        self._elastic: ElasticPool | None = None
         # worker side
         self.runner: Any = None
         self.layout: CacheLayout | None = None
@@ -324,7 +325,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             gpu_block_pool.enable_kv_cache_events = False
         self._pool = gpu_block_pool
         if self._declared_times is not None:
-            bind(gpu_block_pool, self._declared_times)
+            self._elastic = bind(gpu_block_pool, self._declared_times)
 
     def on_new_request(self, request: "Request") -> None:
         """Record the request's key and its output so far, or its load; name the blocks of loads that have arrived.
@@ -357,10 +358,12 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond the local cache that a load or a tail covers; 0 if there is a gap between the two.
 
-        None has vLLM ask again in the next step: other loads hold too many blocks. vLLM calls this again also when the
-        request could not be scheduled. After the load, and when the request resumes after a preemption, the result
-        is 0.
+        None has vLLM ask again in the next step: other loads hold too many blocks, or the pool shrinks and requests
+        exceed its new size. vLLM calls this again also when the request could not be scheduled. After the load, and
+        when the request resumes after a preemption, the result is 0.
         """
+        if self._must_wait():
+            return None, False
         if tail := self._tails.get(request.request_id):
             adjoins = num_computed_tokens >= tail.first * self.block_size
             return max(0, self._tail_end(tail, request) - num_computed_tokens) if adjoins else 0, False
@@ -373,6 +376,14 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         if num_computed_tokens < wanted.first * self.block_size or covered <= 0:
             return 0, False
         return (covered, True) if self._may_hold(covered // self.block_size) else (None, False)
+
+    def _must_wait(self) -> bool:
+        """True while the pool is to shrink below what requests use, loads and holds aside.
+
+        Else arrivals, and requests that were given back, would use what the others leave, and it would never shrink.
+        """
+        pool = self._elastic
+        return pool is not None and pool.is_overfull and pool.used > sum(self._held.values())
 
     def _may_hold(self, blocks: int) -> bool:
         """True if loads and holds may have that many more blocks."""
@@ -632,6 +643,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """Give the memory of all blocks from `first` on back to the machine. Raises OSError."""
         assert self.layout is not None, "a pool is elastic only if its blocks can be moved"
         with self.tables.copying, self.loads.copying:
+            self.tables.lose(range(first, self.num_blocks))
             self.layout.give_back(first)
 
     def _step(self) -> StepMetadata:

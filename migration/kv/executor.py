@@ -2,7 +2,8 @@
 
 The client of an engine core calls the core's executor with the name of a method of its workers (`collective_rpc`). The
 core makes such calls between two steps, whether requests run or not. The calls below are about the pool, which is in
-the core's own process, and end here; a renumbering goes on to all workers, within the same call.
+the core's own process, and end here; a renumbering goes on to all workers, within the same call. A step that has been
+computed, but whose output the core has not taken yet, may name blocks that could not be filled: by their new ids.
 
     mell_fit(size, spare)   shrink the pool by some blocks; (size now, blocks over, blocks moved), see `ElasticPool.fit`
     mell_grow(size)         hand out more; (size now, 0, 0)
@@ -10,11 +11,13 @@ the core's own process, and end here; a renumbering goes on to all workers, with
 
 import logging
 import os
+import weakref
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from migration.kv.pool import declared_times, elastic_pool
+from migration.kv.pool import Renumbering, declared_times, elastic_pool
 from policies.model import Blocks
 
 log = logging.getLogger(__name__)
@@ -22,6 +25,11 @@ log = logging.getLogger(__name__)
 
 class ElasticExecutor(MultiprocExecutor):
     """vLLM's executor of workers in processes of their own, as on the CPU build."""
+
+    def _post_init_executor(self) -> None:
+        """See `MultiprocExecutor`."""
+        self._steps: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+        """Outputs of steps that the core has not taken yet."""
 
     def determine_available_memory(self) -> list[int]:
         """The memory for the declared blocks: of the workers' own number, the multiple that is declared."""
@@ -41,7 +49,10 @@ class ElasticExecutor(MultiprocExecutor):
             return [self._fit(*args)]
         if method == "mell_grow":
             return [(elastic_pool().grow(*args), 0, 0)]
-        return super().collective_rpc(method, timeout, args, *more, **kwargs)
+        found = super().collective_rpc(method, timeout, args, *more, **kwargs)
+        if isinstance(found, Future):
+            self._steps.add(found)
+        return found
 
     def _fit(self, size: Blocks, spare: int) -> tuple[int, int, int]:
         fitted = elastic_pool().fit(size, spare)
@@ -52,4 +63,12 @@ class ElasticExecutor(MultiprocExecutor):
                 # Some worker may have the old ids: any further step could read another request's KV.
                 log.exception("a worker has not renumbered its KV blocks: the engine ends")
                 os._exit(1)
+            # The workers have answered to the calls before that one.
+            for step in self._steps:
+                _rename_failed(step, fitted)
         return fitted.size, fitted.over, len(fitted.moved)
+
+
+def _rename_failed(step: Future[Any], fitted: Renumbering) -> None:
+    if not step.exception() and (output := getattr(step.result(), "kv_connector_output", None)) is not None:
+        output.invalid_block_ids = fitted.renamed(output.invalid_block_ids)

@@ -14,7 +14,7 @@ names stay. The workers have to copy the row and to renumber their tables before
 vLLM's own count of blocks follows, so its usage is that of the blocks handed out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,11 @@ class Renumbering:
     over: Blocks = Blocks(0)
     moved: tuple[tuple[int, int], ...] = ()
 
+    def renamed(self, ids: Collection[int]) -> set[int]:
+        """The new ids of blocks. Those that were free are left out: their ids are other blocks' now."""
+        new = dict(self.moved)
+        return {new.get(id, id) for id in set(ids).difference(new.values())}
+
 
 class ElasticPool:
     """vLLM's pool, of which `size` blocks are handed out."""
@@ -49,6 +54,8 @@ class ElasticPool:
     def __init__(self, pool: "BlockPool", size: Blocks) -> None:
         """Hand out `size` blocks of a pool of which none is used."""
         self._pool = pool
+        self.is_overfull = False
+        """True while requests exceed the size that the pool is to shrink to."""
         while self.size > size:
             self.fit(size)
 
@@ -73,9 +80,10 @@ class ElasticPool:
         Unless requests fit into `size` with `spare` blocks to grow into, the pool stays as it is: a smaller one would
         have vLLM preempt.
         """
+        over = self.used + spare - size
+        self.is_overfull = self.size > size and over > 0
         if self.size <= size:
             return Renumbering(self.size)
-        over = self.used + spare - size
         if over > 0:
             return Renumbering(self.size, Blocks(over))
         top = self._pool.num_gpu_blocks
@@ -118,6 +126,7 @@ class ElasticPool:
         """
         if size > self.declared:
             raise ValueError(f"{size} blocks are more than the {self.declared} declared")
+        self.is_overfull = False
         low, top = self._pool.num_gpu_blocks, size + 1
         if top > low:
             self._pool.free_block_queue.prepend_n(self._pool.blocks[low:top])
@@ -149,9 +158,10 @@ def declared_times(vllm_config: Any) -> float | None:
 _bound: list[ElasticPool] = []
 
 
-def bind(pool: "BlockPool", times: float) -> None:
+def bind(pool: "BlockPool", times: float) -> ElasticPool:
     """Have this process, an engine core, hand out its blocks at the start of a pool that declares `times` as many."""
     _bound[:] = [ElasticPool(pool, Blocks(int((pool.num_gpu_blocks - 1) / times)))]
+    return elastic_pool()
 
 
 def elastic_pool() -> ElasticPool:

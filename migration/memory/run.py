@@ -202,6 +202,7 @@ class Resizer:
             case PoolCommand.ANNOUNCE:
                 self._memory.announce(self.ordered)
                 if self.state is PoolState.SETTLED:
+                    self.cause = None
                     self._note(grown=1)
             case PoolCommand.GIVE_BACK:
                 self._give_back(self._over)

@@ -4,7 +4,7 @@ One invariant: the sum over a device's replicas of max(ordered, reported) never 
 whatever messages are lost, late or out of order, and whenever a new scheduler begins:
 
     bound    a replica counts with the largest of its unanswered orders and of both plans in its newest report
-    room     an order is sent only if the sum of all bounds, with it, is within the budget
+    room     an order is sent only if the sum of all bounds, with it, is within the budget, or no larger than without
     fence    replicas obey no lower fence than the highest they have seen, and no number twice
     silence  a new scheduler orders nothing before all replicas of the device have reported under its fence; a silent
              replica counts with all that it declared
@@ -154,7 +154,8 @@ class DeviceLedger:
     def order(self, replica: ReplicaId, plan: MemoryPlan) -> "tuple[DeviceLedger, MemoryOrder] | None":
         """Order a plan; None without room for it, or before all replicas have reported.
 
-        Raises `KeyError` if the replica has no seat, `ValueError` for more than it declared.
+        A plan within the replica's own bound needs no room: where too much is held, replicas can shrink. Raises
+        `KeyError` if the replica has no seat, `ValueError` for more than it declared.
         """
         seat = self.seat(replica)
         if seat.model.need(plan) > seat.model.need(seat.declared):
@@ -163,7 +164,7 @@ class DeviceLedger:
             return None
         order = MemoryOrder(replica, OrderNumber(self.fence, self.number + 1), plan)
         ledger = replace(self._put(replace(seat, sent=(*seat.sent, order))), number=order.at.number)
-        return (ledger, order) if ledger.bound <= self.budget else None
+        return (ledger, order) if ledger.bound <= max(self.budget, self.bound) else None
 
     def take(self, report: MemoryReport) -> "DeviceLedger":
         """Take a report. One under another fence, or older than the newest one, changes nothing.

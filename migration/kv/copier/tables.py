@@ -150,10 +150,25 @@ class BlockTables:
         return bool(watched)
 
     def renumber(self, ids: "np.ndarray[Any, Any]") -> None:
-        """Block `b` has the id `ids[b]` from now on. Called with `copying` held."""
+        """Block `b` has the id `ids[b]` from now on. Called with `copying` held.
+
+        New ids were those of free blocks: a table that has one is of a request that has ended since the last step.
+        """
+        self.lose(ids[ids != np.arange(len(ids))].tolist())
         with self._lock:
             for table in self._tables.values():
                 table.blocks[:] = ids[table.blocks].tolist()
+
+    def lose(self, blocks: Iterable[int]) -> None:
+        """Remove the tables that have any of these blocks, whose contents are lost. Called with `copying` held.
+
+        Their requests have ended, but no step has voided them yet.
+        """
+        lost = frozenset(blocks)
+        with self._lock:
+            for key, table in list(self._tables.items()):
+                if not lost.isdisjoint(table.blocks):
+                    del self._tables[key]
 
     def computed(self, key: str) -> int | None:
         """The number of tokens of a request whose KV is in its blocks; None if it holds no blocks."""

@@ -1,10 +1,12 @@
 """The elastic pool of a vLLM engine, over calls to its core."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from deployments.engine import arguments
 from deployments.engine.resizing import VllmMemory, measured
 from deployments.engine.vllm_messages import EngineDeadError
 from migration.memory.run import EngineEnded, Fitted
@@ -12,6 +14,23 @@ from policies.memory.plan import ModelMemory
 from policies.model import Blocks, Bytes
 
 MODEL = ModelMemory(Bytes(1), Bytes(1), Bytes(1), Bytes(1), Blocks(1))
+
+
+@pytest.mark.parametrize(
+    ("runner", "second", "message"),
+    [
+        ("generate", True, "vLLM's second model runner keeps block tables"),
+        ("pooling", False, "a pooling model's KV pool"),
+    ],
+)
+def test_engine_whose_pool_cannot_be_elastic_is_refused(
+    monkeypatch: pytest.MonkeyPatch, runner: str, second: bool, message: str
+) -> None:
+    config = SimpleNamespace(model_config=SimpleNamespace(runner_type=runner), use_v2_model_runner=second)
+    args = SimpleNamespace(create_engine_config=lambda usage: config)
+    monkeypatch.setattr(arguments, "engine_args", lambda *_: args)
+    with pytest.raises(ValueError, match=f"memory.budget_mib: {message}"):
+        arguments.engine_config("model", {}, declared=2.0)
 
 
 class Core:

@@ -30,7 +30,9 @@ class Node:
         }
         self.start = Blocks(blocks)
         self.lost = False
-        self.devices = NodeMemory(MemorySettings(budget_mib=budget, shrink_s=2.0), FENCE, self, self.reported, most)
+        self.silent: set[ReplicaId] = set()
+        settings = MemorySettings(budget_mib=budget, shrink_s=2.0)
+        self.devices = NodeMemory(settings, FENCE, self, self.reported, lambda: self.replicas, most)
 
     def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
         return AnsweringReplica(self, replica)
@@ -64,6 +66,7 @@ class Node:
                 ),
             )
             for name, each in self.replicas.items()
+            if name not in self.silent
         }
 
     def follow(self, name: ReplicaId) -> None:
@@ -153,6 +156,28 @@ async def test_nothing_is_ordered_before_all_replicas_of_the_node_have_reported_
     node.replicas[B] = ReplicaMemory(B, OrderNumber(FENCE - 1, 7), plan, plan)
     assert refusal(await node.order(A, 100))[0] == 503
     node.replicas[B] = ReplicaMemory(B, OrderNumber(FENCE), plan, plan)
+    assert await node.order(A, 100) == MoveAccepted("a")
+
+
+async def test_a_replica_that_becomes_silent_counts_with_what_it_holds() -> None:
+    """The gatherer forgets its report, but its processes have their memory until Serve no longer lists it."""
+    node = Node("a", "b")
+    await node.order(B, 60)
+    node.follow(B)
+    await node.order(A, 500)
+    node.follow(A)
+    node.silent = {A}
+    assert refusal(await node.order(B, 300))[0] == 422
+    assert node.devices.to_json()[0]["ordered_mib"] == 960
+    del node.replicas[A]
+    assert await node.order(B, 300) == MoveAccepted("b")
+
+
+async def test_nothing_is_ordered_before_a_replica_that_was_silent_all_the_time_has_reported() -> None:
+    node = Node("a", "b")
+    node.silent = {B}
+    assert refusal(await node.order(A, 100)) == (503, "a replica has not reported to this scheduler yet; try again")
+    node.silent = set()
     assert await node.order(A, 100) == MoveAccepted("a")
 
 

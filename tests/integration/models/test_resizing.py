@@ -3,6 +3,7 @@ its size, whatever blocks have changed places.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import time
@@ -26,7 +27,7 @@ from tests.integration.models.pair import BLOCK, EnginePair, prompt_of
 
 SIZES: Mapping[str, Any] = {"max_model_len": 1024, "num_gpu_blocks_override": 101, "max_num_seqs": 16}
 DECLARED = 3.0
-MOST, LEAST = 302, 150
+MOST, LEAST, LOW = 302, 150, 40
 KINDS: tuple[Mapping[str, Any], ...] = (
     {},
     {},
@@ -129,6 +130,29 @@ async def cache_is_followed(pair: EnginePair) -> None:
     await asyncio.sleep(0.5)
     mirror = pair.engine.mirror
     assert mirror.exact and mirror.resyncs == {"start": 1} and mirror.checks > 1
+
+
+async def test_a_pool_shrinks_although_requests_go_on_arriving() -> None:
+    async with elastic_pair() as pair:
+        orders, stop = Orders(pair), asyncio.Event()
+        await orders.order(MOST)
+
+        async def client(number: int) -> None:
+            for turn in itertools.count():
+                if stop.is_set():
+                    return
+                name = f"arriving {number} {turn}"
+                await pair.run(name, prompt_of(200, name), 50 + 17 * (number % 9), ignore_eos=True)
+
+        # Twice as many as run at once: one always waits for the blocks of another.
+        clients = asyncio.gather(*map(client, range(2 * SIZES["max_num_seqs"])))
+        while orders.memory.used <= 2 * LOW:
+            await asyncio.sleep(0.01)
+        await orders.order(LOW)
+        assert not orders.given_back
+        stop.set()
+        await orders.order(MOST)
+        await clients
 
 
 def spoil(worker: Any) -> None:

@@ -956,3 +956,22 @@ def test_a_vllm_without_access_to_its_cache_moves_and_follows_nothing(monkeypatc
     connector.register_kv_caches({"layer": torch.zeros(BLOCKS, 2, BLOCK, 3)})
     reason = "this version of vLLM gives its connector no manager of the KV cache"
     assert (connector.unsupported, connector.unmirrored, connector.copier) == (reason, reason, None)
+
+
+def test_nothing_is_admitted_while_requests_exceed_the_size_that_the_pool_is_to_have() -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    connector, asked = known()
+    connector._declared_times = 2.0
+    pool = BlockPool(41, enable_caching=True, hash_block_size=BLOCK)
+    connector.bind_gpu_block_pool(pool)
+    taken = pool.get_new_blocks(12)
+    connector._elastic.fit(10)
+    assert connector.get_num_new_matched_tokens(asked, 0) == (None, False)
+    connector._held["hold"] = 12
+    assert connector.get_num_new_matched_tokens(asked, 0) == (0, False), "no request is left that could end"
+    connector._held["hold"] = 2
+    assert connector.get_num_new_matched_tokens(asked, 0) == (None, False)
+    pool.free_blocks(taken[4:])
+    connector._elastic.fit(10)
+    assert connector._elastic.size == 10 and connector.get_num_new_matched_tokens(asked, 0) == (0, False)

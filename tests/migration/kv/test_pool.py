@@ -153,6 +153,23 @@ def test_pool_stays_while_requests_and_their_next_blocks_do_not_fit() -> None:
     assert engine.fit(20, spare=2) == 0 and engine.elastic.size == 20
 
 
+def test_pool_is_overfull_while_requests_exceed_the_size_that_it_is_to_have() -> None:
+    engine = Engine()
+    engine.start(12, 9)
+    engine.start(12, 9)
+
+    def overfull() -> bool:
+        return engine.elastic.is_overfull
+
+    assert not overfull()
+    assert engine.fit(20) == 4 and overfull()
+    engine.elastic.grow(engine.elastic.size)
+    assert not overfull(), "another order"
+    assert engine.fit(20) == 4 and overfull()
+    engine.end(0)
+    assert engine.fit(20) == 0 and not overfull()
+
+
 def test_only_free_blocks_leave_the_cache_and_vllm_publishes_that() -> None:
     engine = Engine()
     for _ in range(5):

@@ -352,6 +352,20 @@ def test_blocks_are_read_and_written_under_their_new_ids() -> None:
     assert write(loads, 1, 4) == ([6, 3, 8], 0)
 
 
+def test_table_of_a_request_that_ended_is_void_once_a_block_of_it_is_another_ones() -> None:
+    """The step that voids it comes later: meanwhile a free block of it has got the contents of a used one."""
+    tables = make_tables()
+    tables.apply([TableChange("other", 8, [12, 13], replace=True, caught_up=True)], None)
+    tables.renumber(swapped((13, 9)))
+    with pytest.raises(BlocksGone):
+        read(tables, 0, 1)
+    with tables.reading("other", 0, 2) as (blocks, _):
+        assert blocks == [12, 9]
+    tables.lose(range(12, 16))
+    with pytest.raises(BlocksGone), tables.reading("other", 0, 2):
+        pass
+
+
 @pytest.mark.parametrize("kind", ["read", "write"])
 def test_ids_do_not_change_during_a_copy(kind: str) -> None:
     tables, loads = make_tables(), make_loads()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from migration.kv.copier.tables import BlockLoad, TableChange
-from migration.protocol.errors import TransferFailed
+from migration.protocol.errors import BlocksGone, TransferFailed
 from tests.migration.kv.test_connector import BLOCK, BLOCKS, make_connector, make_worker
 
 pytestmark = pytest.mark.slow
@@ -121,6 +121,14 @@ def test_ids_change_behind_the_copy_under_way(group: dict[str, Any], kind: str) 
         cache[7] = 0.7
     renumbering.join()
     assert (cache[1] == 0.7).all(), "what was written meanwhile is not lost"
+
+
+def test_blocks_whose_memory_is_given_back_are_read_no_more(group: dict[str, Any]) -> None:
+    """The request has ended: its free blocks are withheld before the next step voids its table."""
+    connector, extension, _ = make_renumbered(group)
+    assert extension.mell_release(6) is None
+    with pytest.raises(BlocksGone), connector.tables.reading("r.0", 0, 2):
+        pass
 
 
 def test_memory_that_the_machine_does_not_take_is_a_reason(

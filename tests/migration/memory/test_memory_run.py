@@ -75,6 +75,9 @@ class Ordered:
         self._number = self._number + 1 if number is None else number
         self.resizer.obey(MemoryOrder(R, OrderNumber(fence, self._number), MemoryPlan(Blocks(blocks))), shrink_s)
 
+    def cause(self) -> str | None:
+        return self.resizer.cause
+
     def at(self) -> tuple[int, int, int, int]:
         """The capacity, the size, the memory, and the memory that is reported."""
         assert self.pool.pages <= self.resizer.held, "no memory is in use that is not reported"
@@ -152,11 +155,16 @@ async def test_memory_that_the_machine_does_not_take_stays_reported() -> None:
     ordered.order(8)
     await ordered.resizer.settled()
     assert ordered.at() == (8, 8, 20, 20) and ordered.resizer.state is PoolState.SETTLED
-    assert ordered.resizer.cause == "the machine does not take it" and ordered.resizer.counts.failed == 1
+    assert ordered.cause() == "the machine does not take it" and ordered.resizer.counts.failed == 1
+    ordered.order(20)
+    await ordered.resizer.settled()
+    assert ordered.at() == (20, 20, 20, 20) and not ordered.cause(), "it holds what it was ordered to"
+    ordered.order(8)
+    await ordered.resizer.settled()
     ordered.pool.refuses = False
     ordered.order(8)
     await ordered.resizer.settled()
-    assert ordered.at() == (8, 8, 8, 8) and ordered.resizer.cause is None
+    assert ordered.at() == (8, 8, 8, 8) and not ordered.cause()
 
 
 async def test_orders_to_a_dead_engine_do_nothing() -> None:

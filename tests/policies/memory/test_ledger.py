@@ -165,6 +165,18 @@ def test_a_replica_starts_only_into_free_memory_that_is_known() -> None:
     assert one.without(NAMES[0]).start(NAMES[1], MODEL, DECLARED, LARGE) is not None
 
 
+def test_a_replica_shrinks_although_the_device_holds_more_than_its_budget() -> None:
+    """As when a replica that starts takes a share into which another has grown."""
+    ledger = new_ledger(1)
+    for name, plan in zip(NAMES, (LARGE, LARGE), strict=True):
+        ledger = ledger.take(MemoryReport(name, OrderNumber(1), plan, plan))
+    assert ledger.bound > BUDGET and ledger.order(NAMES[0], DECLARED) is None
+    ordered = ledger.order(NAMES[0], SMALL)
+    assert ordered is not None
+    smaller = ordered[0].take(MemoryReport(NAMES[0], ordered[1].at, SMALL, SMALL))
+    assert smaller.bound == BUDGET and smaller.order(NAMES[1], DECLARED) is None
+
+
 def test_wrong_uses_are_errors() -> None:
     ledger = new_ledger(1)
     with pytest.raises(KeyError):
