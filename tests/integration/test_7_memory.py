@@ -11,6 +11,7 @@ import pytest
 from tests.counts import LONG
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt, total
 from tests.integration.conftest import ELASTIC_BLOCKS, ELASTIC_TIMES
+from tests.integration.test_2_metrics import OF_ELASTIC_POOLS
 
 STREAMS = 50 if LONG else 16
 LEAST = 32
@@ -179,6 +180,7 @@ async def test_memory_of_a_replica_follows_its_size(elastic: Application) -> Non
         assert device["held_mib"] <= device["ordered_mib"] <= device["budget_mib"] == 8000
         assert memory[a]["kv_mib"] == 100 * block >> 20
         families = await client.metrics()
+        assert families.keys() >= OF_ELASTIC_POOLS
         assert total(families, "mell_kv_blocks", replica=a, state="withheld") == MOST - 100
         assert total(families, "mell_resizes_total", replica=a, direction="shrink", outcome="done") >= 1
 
