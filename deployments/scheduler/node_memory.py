@@ -16,7 +16,7 @@ from deployments.api.report import ElasticMemory
 from deployments.config import MemorySettings
 from migration.protocol.errors import MigrationError, PeerLost
 from policies.memory.ledger import DeviceLedger, MemoryOrder, Seat
-from policies.memory.plan import MemoryPlan
+from policies.memory.plan import MemoryPlan, mib_of
 from policies.model import Blocks, Bytes, ReplicaId
 
 
@@ -64,8 +64,8 @@ class NodeMemory:
             {
                 "id": node,
                 "budget_mib": self._settings.budget_mib,
-                "ordered_mib": _mib(sum(seat.bound for seat in ledger.seats)),
-                "held_mib": _mib(sum(seat.model.need(seat.reported.held) for seat in ledger.seats if seat.reported)),
+                "ordered_mib": mib_of(sum(seat.bound for seat in ledger.seats)),
+                "held_mib": mib_of(sum(seat.model.need(seat.reported.held) for seat in ledger.seats if seat.reported)),
             }
             for node, ledger in sorted(self._ledgers.items())
         ]
@@ -94,7 +94,7 @@ class NodeMemory:
         try:
             report = await self._replicas.at(order.replica).set_memory(order, self._settings.shrink_s, self._fence)
         except PeerLost as error:
-            # The order may have arrived: the ledger counts it until the replica has reported.
+            # The order may have arrived: the ledger counts it until a newer one to the replica is answered.
             return MoveRejected(503, str(error))
         except MigrationError as error:
             return MoveRejected(422, str(error))
@@ -115,10 +115,8 @@ class NodeMemory:
     def _over_budget(self, ledger: DeviceLedger, seat: Seat, wanted: Blocks) -> str:
         left = ledger.budget - ledger.bound + seat.bound
         most = max(seat.model.floor, min(seat.declared.blocks or 0, seat.model.blocks_in(left)))
-        return (
-            f"{wanted} blocks exceed memory.budget_mib: {_mib(max(0, ledger.budget - ledger.bound))} MiB are free, so "
-            f"the replica can have {most} blocks"
-        )
+        free = mib_of(max(0, ledger.budget - ledger.bound))
+        return f"{wanted} blocks exceed memory.budget_mib: {free} MiB are free, so the replica can have {most} blocks"
 
     def _unknown(self) -> set[ReplicaId]:
         """The replicas that serve and have never reported to this scheduler: their nodes may be any."""
@@ -159,7 +157,3 @@ def _following(
             ledger = ledger.with_seat(Seat(replica, memory.model, MemoryPlan(memory.declared)))
         ledger = ledger.take(memory.report)
     return ledger
-
-
-def _mib(size: int) -> int:
-    return -(-size >> 20)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from migration.memory.tables import PoolCommand, PoolEvent, PoolState, new_pool, order_event
 from migration.protocol.ports import Clock
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
-from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.memory.plan import MemoryPlan, ModelMemory, mib_of
 from policies.model import Blocks, Bytes, ReplicaId
 
 _LOOK_S = 0.05
@@ -83,16 +83,12 @@ def start_size(memory: EngineMemory, share: Bytes) -> Blocks:
     if most < model.floor:
         parts = (model.parameters, model.fixed, model.floor * model.block)
         names = "parameters", "processes", "KV of one request of max_model_len"
-        listed = " + ".join(f"{_mib(part)} ({name})" for part, name in zip(parts, names, strict=True))
+        listed = " + ".join(f"{mib_of(part)} ({name})" for part, name in zip(parts, names, strict=True))
         raise ValueError(
-            f"memory.budget_mib: a replica needs {listed} = {_mib(model.least)} MiB, and its share, budget_mib divided "
-            f"by max_replicas, is {_mib(share)} MiB: raise budget_mib, or lower max_replicas or max_model_len"
+            f"memory.budget_mib: a replica needs {listed} = {mib_of(model.least)} MiB, and its share, budget_mib "
+            f"divided by max_replicas, is {mib_of(share)} MiB: raise budget_mib, or lower max_replicas or max_model_len"
         )
     return max(model.floor, min(memory.size, most))
-
-
-def _mib(size: int) -> int:
-    return -(-size >> 20)
 
 
 async def begin(memory: EngineMemory, blocks: Blocks) -> None:

@@ -53,3 +53,8 @@ class ModelMemory:
     def blocks_in(self, size: int) -> Blocks:
         """The KV blocks of an awake replica of `size` bytes in all; below zero if its parameters do not fit."""
         return Blocks((size - self.parameters - self.fixed) // self.block)
+
+
+def mib_of(size: int) -> int:
+    """A size in bytes as MiB, rounded up."""
+    return -(-size >> 20)
