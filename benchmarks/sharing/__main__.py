@@ -2,6 +2,8 @@
 
 Prints two Markdown tables per workload: the fewest GPUs by level, and the service at one of the levels. With a folder,
 the traces, the files of models and the outcomes are written there.
+
+`python -m benchmarks.sharing --day FILE` draws a day of two models on one device instead, as PNG or SVG.
 """
 
 import argparse
@@ -13,11 +15,12 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from benchmarks.sharing.workloads import WORKLOADS, SharingWorkload
+from benchmarks.sharing.workloads import DAY, WORKLOADS, SharingWorkload
 from simulator.command.options import plan_options
-from simulator.models.cases import SharingCase, SharingContender, perform_case, sharing_cases
+from simulator.models.cases import SharingCase, SharingContender, SharingPlan, perform_case, sharing_cases
 from simulator.models.files import read_models
 from simulator.models.outcome import SharedOutcome
+from simulator.models.picture import draw_sharing
 from simulator.models.report import read_sharing
 from simulator.models.search import FoundDevices, best_cases
 
@@ -30,10 +33,7 @@ WARMUP_S = 300.0
 
 def found_by_level(workload: SharingWorkload, folder: Path) -> dict[float, list[FoundDevices]]:
     """The best setting of each contender at each level."""
-    trace, models = workload.write(folder)
-    options = ["--models", str(models), "--ttft-p99", "1", "--warmup", str(WARMUP_S)]
-    given = plan_options([str(trace), *options, "--horizon", str(workload.horizon_s)])
-    plan, _ = read_sharing(given, read_models(models))
+    plan = read_workload(workload, folder, WARMUP_S)
 
     @cache
     def perform(case: SharingCase, devices: int) -> SharedOutcome | None:
@@ -50,6 +50,15 @@ def found_by_level(workload: SharingWorkload, folder: Path) -> dict[float, list[
         level_s: best_cases(sharing_cases(), most, perform, lambda outcome, s=level_s: keeps(outcome, s))  # type: ignore[misc]
         for level_s in LEVELS_S
     }
+
+
+def read_workload(workload: SharingWorkload, folder: Path, warmup_s: float) -> SharingPlan:
+    """Write a workload to a folder, and read it as `mell plan` does."""
+    trace, models = workload.write(folder)
+    options = ["--models", str(models), "--ttft-p99", "1", "--warmup", str(warmup_s)]
+    given = plan_options([str(trace), *options, "--horizon", str(workload.horizon_s)])
+    plan, _ = read_sharing(given, read_models(models))
+    return plan
 
 
 def levels_table(found: dict[float, list[FoundDevices]]) -> Iterator[str]:
@@ -85,9 +94,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GPUs for several models, by contender and level.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads (default: all)")
     parser.add_argument("--folder", type=Path, help="keep traces, files of models and outcomes here")
+    parser.add_argument("--day", type=Path, metavar="FILE", help="only draw a day of two models on a device")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
+        if given.day is not None:
+            draw_sharing(given.day, read_workload(DAY, folder, 0.0), devices=1, homes=1)
+            return
         for workload in WORKLOADS:
             if given.names and workload.name not in given.names:
                 continue

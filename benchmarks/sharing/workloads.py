@@ -16,6 +16,7 @@ The models are of Llama 3 8B's size, each on an H100 of 80 GB. Step times and KV
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import cos, pi
 from pathlib import Path
 from random import Random
 
@@ -24,7 +25,8 @@ import yaml
 PARAMETERS_MIB = 15317
 WAKE_S = round(0.3 + PARAMETERS_MIB * (1 << 20) / 25e9, 2)
 LONGEST = 8192
-DEVICE = {"budget_mib": 75034, "sleep_s": 0.1}
+BUDGET_MIB = 75034
+SLEEP_S = 0.1
 MODEL = {
     "costs": "h100-8b-nvlink",
     "parameters_mib": PARAMETERS_MIB,
@@ -39,7 +41,8 @@ MODEL = {
 class SharingWorkload:
     """Models with independent Poisson arrivals at `rates`, in requests per second, for `horizon_s` seconds.
 
-    Prompts and outputs are exponential with these means, in tokens, and cut to the longest request.
+    Prompts and outputs are exponential with these means, in tokens, and cut to the longest request. With `day_s`, the
+    rates rise and fall once in that many seconds, to twice the mean and to none, those of each model at another time.
     """
 
     name: str
@@ -47,6 +50,8 @@ class SharingWorkload:
     prompt: float
     output: float
     horizon_s: float
+    day_s: float | None = None
+    budget_mib: int = BUDGET_MIB
 
     def rows(self, seed: int = 0) -> list[tuple[float, int, int, str]]:
         """Arrival in seconds, prompt and output tokens, and model of each request, in the order of arrival."""
@@ -58,15 +63,24 @@ class SharingWorkload:
         lines = (f"{at_s:.3f},{prompt},{output},{model}\n" for at_s, prompt, output, model in self.rows(seed))
         trace.write_text("arrival_s,prompt_tokens,output_tokens,model\n" + "".join(lines))
         entries = [{"name": _name(number), **MODEL} for number in range(len(self.rates))]
-        models.write_text(yaml.safe_dump({**DEVICE, "models": entries}, sort_keys=False))
+        models.write_text(
+            yaml.safe_dump({"budget_mib": self.budget_mib, "sleep_s": SLEEP_S, "models": entries}, sort_keys=False)
+        )
         return trace, models
 
     def _of_model(self, number: int, rate: float, seed: int) -> Iterator[tuple[float, int, int, str]]:
         chance, at_s = Random(f"{seed}-{self.name}-{number}"), 0.0
-        while (at_s := at_s + chance.expovariate(rate)) < self.horizon_s:
+        highest = 1.0 if self.day_s is None else 2.0
+        while (at_s := at_s + chance.expovariate(highest * rate)) < self.horizon_s:
+            if self.day_s is not None and chance.random() * highest > self._share(number, at_s / self.day_s):
+                continue
             prompt = min(LONGEST // 2, 1 + int(chance.expovariate(1 / self.prompt)))
             output = min(LONGEST - prompt, 2 + int(chance.expovariate(1 / self.output)))
             yield at_s, prompt, output, _name(number)
+
+    def _share(self, number: int, days: float) -> float:
+        """The rate of a model at that time, as a multiple of its mean rate."""
+        return 1.0 - cos(2 * pi * (days + number / len(self.rates)))
 
 
 def zipf(total_rate: float, models: int = 40, exponent: float = 1.0) -> list[float]:
@@ -81,6 +95,9 @@ WORKLOADS = (
     # Aegaeon (SOSP 2025): 0.037 requests per second and model, 16.8 s of service; 1,900 tokens take 16.7 s alone here.
     SharingWorkload("aegaeon-100", [0.037] * 100, 500, 1900, 1200.0),
 )
+
+DAY = SharingWorkload("day-2", [1.0, 1.0], 1500, 700, 1200.0, day_s=1200.0, budget_mib=48_000)
+"""Two models, one busy while the other rests, a day in 20 minutes, on less memory: it has to follow demand."""
 
 
 def _name(number: int) -> str:

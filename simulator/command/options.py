@@ -333,6 +333,11 @@ def _add_epochs(group: "argparse._ArgumentGroup") -> None:
 def _add_output(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add("--json", type=Path, metavar="FILE", help="file for all metrics (default: only a table is printed)")
-    add("--picture", type=Path, metavar="FILE", help="PNG file for the frontiers of a plan")
+    add(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="PNG or SVG file: the frontiers of a plan, or of several models the memory of devices",
+    )
     add("--processes", type=int, metavar="N", help="number of parallel runs (default: one per processor)")
     add("--quiet", action="store_true", help="show no progress")

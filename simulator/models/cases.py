@@ -161,6 +161,19 @@ def _own_devices(
 def _mell(
     plan: SharingPlan, devices: int, homes: int, recorders: Mapping[PoolId, ServiceRecorder], until_s: float
 ) -> SharedOutcome | None:
+    world = mell_world(plan, devices, homes, recorders, until_s)
+    if world is None:
+        return None
+    world.run(*(plan.jobs[model.pool] for model in plan.models))
+    assert world.shared is not None
+    seconds, found = devices * plan.window.seconds, world.shared
+    return measured(plan.models, plan.jobs, recorders, plan.window, seconds, found.wakes, found.starts)
+
+
+def mell_world(
+    plan: SharingPlan, devices: int, homes: int, recorders: Mapping[PoolId, ServiceRecorder], until_s: float
+) -> World | None:
+    """The world of a run of Mell, in which each model sleeps on `homes` devices at first; None if they do not fit."""
     if homes > devices:
         return None
     specs = [
@@ -185,15 +198,10 @@ def _mell(
         )
         for model in plan.models
     }
-    setup = SharedSetup(devices, plan.budget, sleep_s=plan.file.sleep_s)
     try:
-        world = World(specs, shared=setup, models=shared)
+        return World(specs, shared=SharedSetup(devices, plan.budget, sleep_s=plan.file.sleep_s), models=shared)
     except ValueError:
         return None
-    world.run(*(plan.jobs[model.pool] for model in plan.models))
-    assert world.shared is not None
-    seconds, found = devices * plan.window.seconds, world.shared
-    return measured(plan.models, plan.jobs, recorders, plan.window, seconds, found.wakes, found.starts)
 
 
 def _setup(model: PlannedModel, until_s: float) -> Setup:

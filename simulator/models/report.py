@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from simulator.command.document import Document
 from simulator.command.options import WARMUP_S
 from simulator.command.order import require_writable
 from simulator.errors import BadInput, require_not_negative, require_positive
-from simulator.models.cases import SharingCase, SharingPlan, perform_case, sharing_cases
+from simulator.models.cases import SharingCase, SharingContender, SharingPlan, perform_case, sharing_cases
 from simulator.models.files import ModelsFile, planned_models, read_models, require_room
 from simulator.models.outcome import SharedOutcome
+from simulator.models.picture import draw_sharing, require_drawable
 from simulator.models.search import FoundDevices, best_cases
 from simulator.models.text import render_sharing
 from simulator.outcome.metrics import Window
@@ -31,7 +32,6 @@ _NOT_WITH_MODELS = {
     "itl_p99": "--itl-p99",
     "lengths": "--lengths",
     "gpus_per_machine": "--gpus-per-machine",
-    "picture": "--picture",
     "classes": "--class",
     "seed": "--seed",
     "seeds": "--seeds",
@@ -54,16 +54,25 @@ def report_sharing(given: argparse.Namespace) -> None:
         raise BadInput("Give a --trace FILE with a column model.")
     if given.ttft_p99 is not None:
         require_positive("--ttft-p99", given.ttft_p99)
-    require_writable(given.json)
+    for path in (given.json, given.picture):
+        require_writable(path)
     file = read_models(given.models)
     plan, workload = read_sharing(given, file)
     most = len(plan.models) if given.max_gpus is None else given.max_gpus
     if most < 1:
         raise BadInput(f"The number of GPUs must be 1 or more, got {most}.")
     require_room(file, plan.models, most)
-    outcome = sharing_document(plan, most, workload, given.quiet)
+    if given.picture is not None:
+        require_drawable(plan)
+    found = performed(plan, most, given.quiet)
+    outcome = sharing_document(plan, most, workload, found)
     if given.json is not None:
         given.json.write_text(json.dumps(outcome, indent=1) + "\n")
+    if given.picture is not None:
+        mell = next((each for each in found if each.case.contender is SharingContender.MELL), None)
+        if mell is None:
+            raise BadInput(f"With Mell the models do not fit into {most} devices, so there is no picture.")
+        draw_sharing(given.picture, plan, mell.devices, int(mell.case.setting))
     print(render_sharing(outcome))
 
 
@@ -106,8 +115,8 @@ def read_sharing(given: argparse.Namespace, file: ModelsFile) -> tuple[SharingPl
     return SharingPlan(file, tuple(models), jobs, Window(warmup_s, horizon_s)), facts
 
 
-def sharing_document(plan: SharingPlan, most: int, workload: Document, quiet: bool = True) -> Document:
-    """Perform all runs, on `most` devices at most, with a count of them unless `quiet`; the JSON document."""
+def performed(plan: SharingPlan, most: int, quiet: bool = True) -> list[FoundDevices]:
+    """Perform all runs, on `most` devices at most, with a count of them unless `quiet`; the best of each contender."""
     with tqdm(unit=" runs", desc="planned", disable=quiet) as bar:
 
         def perform(case: SharingCase, devices: int) -> SharedOutcome | None:
@@ -115,8 +124,11 @@ def sharing_document(plan: SharingPlan, most: int, workload: Document, quiet: bo
             bar.update(1)
             return outcome
 
-        cases = sharing_cases()
-        found = best_cases(cases, most, perform, lambda outcome: outcome.keeps_level)
+        return best_cases(sharing_cases(), most, perform, lambda outcome: outcome.keeps_level)
+
+
+def sharing_document(plan: SharingPlan, most: int, workload: Document, found: Sequence[FoundDevices]) -> Document:
+    """The JSON document of the best runs."""
     there = {each.case.contender for each in found}
     return {
         "workload": workload,
@@ -124,7 +136,7 @@ def sharing_document(plan: SharingPlan, most: int, workload: Document, quiet: bo
         "max_gpus": most,
         "models": {model.entry.name: asdict(model.entry) for model in plan.models},
         "contenders": [_contender(each) for each in found],
-        "impossible": list(dict.fromkeys(str(case.contender) for case in cases if case.contender not in there)),
+        "impossible": [str(contender) for contender in SharingContender if contender not in there],
     }
 
 

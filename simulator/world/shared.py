@@ -77,6 +77,16 @@ class SharedSetup:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """The memory that a replica holds on a device, in bytes: its KV blocks, and all of the rest."""
+
+    pool: PoolId
+    device: int
+    kv: Bytes
+    rest: Bytes
+
+
 class SharingPool(Protocol):
     """A pool as the devices see it."""
 
@@ -160,6 +170,16 @@ class SharedDevices:
     def free(self) -> int | None:
         """See `Housing`: replicas of several models may share a device, so that no number of them is free."""
         return None
+
+    @property
+    def held(self) -> list[HeldMemory]:
+        """The memory that every replica holds, asleep or awake."""
+        found = []
+        for replica in self._replicas.values():
+            memory, held = self._models[replica.pool].memory, replica.memory.held
+            kv = (held.blocks or 0) * memory.block
+            found.append(HeldMemory(replica.pool, replica.device, Bytes(kv), Bytes(memory.need(held) - kv)))
+        return found
 
     def register(self, pool: SharingPool) -> None:
         """Add the pool of a model."""

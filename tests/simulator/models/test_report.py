@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from policies.model import RequestId, Tokens
 from simulator.__main__ import main as simulate
+from simulator.models.picture import memory_samples
 from simulator.planning.__main__ import main
-from tests.simulator.models.small import options, write_models, write_trace
+from simulator.workload.workload import Job
+from tests.simulator.models.small import options, small_plan, write_models, write_trace
 
 ROWS = [(0.0, "a"), (30.0, "b"), (60.0, "c"), (90.0, "a"), (300.0, "b")]
 
@@ -39,6 +42,21 @@ def test_a_level_of_its_own_counts_for_a_model(tmp_path: Path, capsys: pytest.Ca
     assert "Mell misses the level" in capsys.readouterr().out
 
 
+def test_a_picture_has_the_memory_of_every_device(tmp_path: Path) -> None:
+    trace, models = write_trace(tmp_path, ROWS), write_models(tmp_path, {"a": {}, "b": {}, "c": {}})
+    picture = tmp_path / "memory.svg"
+    assert main(options(trace, models, "--ttft-p99", "2", "--picture", str(picture))) == 0
+    assert picture.read_bytes().count(b'id="axes_') == 2, "what arrives, and one device"
+
+
+def test_samples_follow_the_division_within_the_budget(tmp_path: Path) -> None:
+    plan = small_plan(tmp_path, {"a": (Job(RequestId("a"), 50.0, Tokens(100), Tokens(100)),), "b": ()})
+    samples = memory_samples(plan, devices=1, homes=1)
+    assert all(sum(each.kv + each.rest for each in sample.held) <= plan.budget for sample in samples)
+    awake = [{each.pool for each in sample.held if each.kv} for sample in samples]
+    assert awake[0] == set() and awake[-1] == {"a"} and samples[1].at_s >= 50.0
+
+
 @pytest.mark.parametrize(
     ("models", "top", "others", "message"),
     [
@@ -58,6 +76,13 @@ def test_a_level_of_its_own_counts_for_a_model(tmp_path: Path, capsys: pytest.Ca
         ({"a": {}}, {}, [], "requests for b, which is no model in"),
         ({"a": {}, "b": {}, "c": {}}, {}, ["--costs", "ideal"], "--costs does not go with --models"),
         ({"a": {}, "b": {}, "c": {}}, {}, ["--max-gpus", "0"], "must be 1 or more"),
+        ({"a": {}, "b": {}, "c": {}}, {}, ["--picture", "/nowhere/a.svg"], "/nowhere/a.svg cannot be written"),
+        (
+            {name: {} for name in "abcdefghijk"},
+            {},
+            ["--picture", "p.svg"],
+            "colours for 10 models, and the plan has 11",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
