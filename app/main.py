@@ -42,14 +42,13 @@ from deployments.config import (
     Disaggregation,
     EngineConfig,
     Isolation,
-    MemoryShare,
     NodePlacement,
     SchedulerConfig,
     Topology,
 )
 from deployments.serve.environment import MARK
 from deployments.serve.internals import controller
-from policies.model import SOLE_POOL, Bytes, PoolId
+from policies.model import SOLE_POOL, PoolId
 
 log = logging.getLogger("ray.serve")
 
@@ -219,16 +218,8 @@ def _engine_config(settings: Settings, model: ModelSettings) -> EngineConfig:
         _pool_config(settings, model).evacuates,
         cache.recompute_s,
         model.caching is Caching.PREFILL,
-        _memory_share(settings, model),
+        None if settings.memory.budget_mib is None else settings.memory.declared,
     )
-
-
-def _memory_share(settings: Settings, model: ModelSettings) -> MemoryShare | None:
-    """The memory that each replica starts with: all replicas may be on one node."""
-    memory, most = settings.memory, model.deployment_config.autoscaling_config.max_replicas
-    if memory.budget_mib is None:
-        return None
-    return MemoryShare(Bytes((memory.budget_mib << 20) // most), memory.declared)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
@@ -248,6 +239,7 @@ def _pool_config(settings: Settings, model: ModelSettings) -> SchedulerConfig:
         scales=scaling.target_ongoing_requests is None,
         copies=model.cache.copies,
         memory=settings.memory,
+        weight=model.weight,
         prefill_replicas=model.prefill_replicas,
         auto_prefills=model.disaggregation.mode is Disaggregation.AUTO,
         returns=model.caching is Caching.FULL,

@@ -621,6 +621,12 @@ class ModelSettings(ModelSections):
         default_factory=dict,
         description="Arguments of the model's server application, as `ingress.frontend_kwargs`.",
     )
+    weight: float = Field(
+        1.0,
+        gt=0,
+        description="Part of `memory.budget_mib` that each replica of the model gets beyond what it needs, in "
+        "proportion to the weights of other models' replicas; where all need more than there is, likewise.",
+    )
 
     @field_validator("frontend_kwargs")
     @classmethod
@@ -689,16 +695,12 @@ class Settings(ModelSections):
                 lines = [f"llm_configs.{number}: {line}" for line in str(error).splitlines()]
                 raise ValueError("\n".join(lines)) from None
         self._check_names()
-        self._check_memory()
         return self
 
-    def _check_memory(self) -> None:
-        """Raise ValueError for engines whose KV pools cannot change their sizes."""
+    def _check_memory(self, model: ModelSettings) -> None:
+        """Raise ValueError for an engine whose KV pool cannot change its size."""
         if self.memory.budget_mib is None:
             return
-        if len(self.models) > 1:
-            raise ValueError("memory.budget_mib: several models have KV pools of fixed sizes; remove it")
-        (model,) = self.models
         if model.gpus:
             raise ValueError("memory.budget_mib: KV pools change their sizes on CPU only; remove it")
         for name in _SIZES_OF_POOLS:
@@ -749,6 +751,7 @@ class Settings(ModelSections):
             raise ValueError(f"ingress.refuse_late: set ttft_p99_s in {place} or in a class, too")
         self._check_frontend(model)
         self._check_disaggregation(model)
+        self._check_memory(model)
 
     def _check_frontend(self, model: ModelSettings) -> None:
         """Raise ValueError for parsers that vLLM lacks, and for adapters that no engine could load."""

@@ -14,7 +14,7 @@ from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Sizes, Terms
-from policies.model import Bytes, PoolId
+from policies.model import PoolId
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
 from policies.prefix.routing import Routing
@@ -161,13 +161,13 @@ class CopyMode(StrEnum):
 
 
 class MemorySettings(SettingsSection):
-    """KV pools that change their sizes under running requests, see memory.md."""
+    """Memory that replicas on a node share by demand: KV pools change their sizes, see memory.md."""
 
     budget_mib: int | None = Field(
         None,
         ge=1,
-        description="Memory of a node for all replicas on it, in MiB: their processes with parameters and KV pools. "
-        "null: KV pools keep the sizes of their start.",
+        description="Memory of a node for all replicas on it, of all models, in MiB: their processes with parameters "
+        "and KV pools. null: KV pools keep the sizes of their start.",
     )
     declared: float = Field(
         3.0, ge=1, description="Largest size of a KV pool, as a multiple of its size without `budget_mib`."
@@ -424,6 +424,8 @@ class DisaggregationSettings(SettingsSection):
 class SchedulerConfig(SchedulerSettings):
     """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, copies and memory.
 
+    Divisions of memory give a pool's replicas parts by their `weight`.
+
     `prefill_replicas` of them are for prefills alone, with `auto_prefills` at most; 0: none. What the others compute
     `returns` to these. Unless the scheduler `scales` the pool in mode `act`, Serve's own rule decides on the number.
     `pools` are the configurations of several pools, each with the members of its own, `slo` among them.
@@ -436,6 +438,7 @@ class SchedulerConfig(SchedulerSettings):
     returns: bool = True
     copies: CopyMode = CopyMode.OFF
     memory: MemorySettings = MemorySettings()
+    weight: float = 1.0
     pools: Mapping[PoolId, "SchedulerConfig"] = {}
 
     def of(self, pool: PoolId) -> "SchedulerConfig":
@@ -478,17 +481,6 @@ class SchedulerConfig(SchedulerSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryShare:
-    """The memory of a replica at its start, `size` bytes with all that its processes hold.
-
-    Its KV pool can have `declared` times the size that it would have without a share.
-    """
-
-    size: Bytes
-    declared: float
-
-
-@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
@@ -497,8 +489,9 @@ class EngineConfig:
     at most `pin_share`. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A
     replica starts only if its engine can load all `adapters`. If it `evacuates`, it remembers the contexts in its
     cache, to copy them before it stops. It recomputes one every `recompute_s` seconds while it is idle; 0: none.
-    If it `hides_handed_over`, requests that it has prefilled leave nothing for others where they decode. With a share
-    of `memory`, its KV pool changes its size.
+    If it `hides_handed_over`, requests that it has prefilled leave nothing for others where they decode. Its KV pool
+    can have `declared` times the size that it would have without a budget of memory; None: there is no budget, and the
+    pool keeps its size.
     """
 
     model_id: str
@@ -514,12 +507,7 @@ class EngineConfig:
     evacuates: bool = False
     recompute_s: float = 0.0
     hides_handed_over: bool = False
-    memory: MemoryShare | None = None
-
-    @property
-    def declared(self) -> float | None:
-        """The largest size of the KV pool, as a multiple of that at the start; None if the pool keeps its size."""
-        return None if self.memory is None else self.memory.declared
+    declared: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ def memory(
     replica: Annotated[str | None, typer.Argument(help="Id of the replica; without it, all are shown.")] = None,
     blocks: Annotated[
         str | None,
-        typer.Option(callback=_check_blocks, metavar="N|auto", help="Size of the KV pool; auto: that of its start."),
+        typer.Option(callback=_check_blocks, metavar="N|auto", help="Size of the KV pool; auto: Mell sizes it."),
     ] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,

@@ -7,7 +7,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.formatting import plural, shown_mode
 from app.cli.migrations import summary
-from app.cli.status import memory_table
+from app.cli.status import memory_of_nodes, memory_table
 from app.cli.terminal import PATIENCE_S, WAIT_INTERVAL_S, Terminal
 from app.client.documents import ReplicaDocument, parse_state
 from migration.protocol.record import MigrationRecord, Outcome
@@ -201,17 +201,21 @@ def memory(endpoint: MellEndpoint, terminal: Terminal, replica: str | None, bloc
     """Set the size of a replica's KV pool, or show all pools, or one of them. Raises Failed without elastic pools."""
     if blocks is not None and replica is not None:
         answer = endpoint.set_memory(replica, None if blocks == AUTO else int(blocks))
-        size = "the size of its start" if blocks == AUTO else plural(int(blocks), "block")
-        terminal.show(f"{replica}: its KV pool gets {size}")
+        size = f"its KV pool gets {plural(int(blocks), 'block')}" if blocks != AUTO else "Mell sizes its KV pool"
+        terminal.show(f"{replica}: {size}")
         terminal.write(answer)
         return
     document = endpoint.state_document()
-    found = [each for each in parse_state(document).replicas if replica in (None, each.id)]
+    state = parse_state(document)
+    found = [each for each in state.replicas if replica in (None, each.id)]
     if replica is not None and not found:
         raise Failed(f"no replica {replica!r} is running")
-    if not any(each.memory for each in found):
+    seats = {seat.replica: seat for node in state.nodes for seat in node.seats}
+    if not any(each.memory or each.id in seats for each in found):
         raise Failed("KV pools keep their sizes: memory.budget_mib is not set")
-    terminal.show(memory_table(found))
+    terminal.show(memory_table(found, seats))
+    if replica is None and state.nodes:
+        terminal.show(memory_of_nodes(state.nodes))
     devices = {"devices": document.get("devices", [])} if replica is None else {}
     listed = [{"id": each["id"], "memory": each.get("memory")} for each in document["replicas"]]
     terminal.write({"replicas": [each for each in listed if replica in (None, each["id"])], **devices})

@@ -13,10 +13,12 @@ from app.cli.migrations import summary
 from app.cli.terminal import Terminal
 from app.client.documents import (
     ModelDocument,
+    NodeDocument,
     PrefillsDocument,
     Records,
     ReplicaDocument,
     ScalingDocument,
+    SeatDocument,
     ServiceDocument,
     StateDocument,
 )
@@ -186,19 +188,36 @@ def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
     return table
 
 
-def memory_table(replicas: Sequence[ReplicaDocument]) -> Table:
-    """One row per replica with an elastic KV pool."""
+def memory_table(replicas: Sequence[ReplicaDocument], seats: Mapping[str, SeatDocument]) -> Table:
+    """One row per replica with an elastic KV pool, and with a seat; with its model if there are several."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("REPLICA", "POOL"):
+    models = ("MODEL",) if any(replica.model is not None for replica in replicas) else ()
+    for name in ("REPLICA", *models, "BY", "POOL"):
         table.add_column(name, no_wrap=True)
     for name in ("USED", "BLOCKS", "ORDERED", "LEAST", "MOST", "MIB"):
         table.add_column(name, justify="right", no_wrap=True)
     for replica in replicas:
-        if (pool := replica.memory) is not None:
+        seat, pool = seats.get(replica.id), replica.memory
+        if seat is None and pool is None:
+            continue
+        model, by = (Text(replica.model or ""),) if models else (), Text("" if seat is None else seat.by)
+        if pool is None:
+            cells = ["", *("" for _ in range(5)), "" if seat is None else f"{seat.mib:,}"]
+        else:
             sizes = (pool.used_blocks, pool.blocks, pool.ordered_blocks, pool.least_blocks, pool.declared_blocks)
             state = pool.state if pool.cause is None else f"{pool.state}: {pool.cause}"
-            table.add_row(Text(replica.id), Text(state), *(Text(f"{size:,}") for size in (*sizes, pool.mib)))
+            cells = [state, *(f"{size:,}" for size in (*sizes, pool.mib))]
+        table.add_row(Text(replica.id), *model, by, *map(Text, cells))
     return table
+
+
+def memory_of_nodes(nodes: Sequence[NodeDocument]) -> Text:
+    """A line for each node with the sum of its memory, and one for each replica with the reason of its part."""
+    lines = []
+    for node in nodes:
+        lines.append(f"node {node.id}: {node.held_mib:,} of {node.budget_mib:,} MiB held")
+        lines += [f"  {seat.replica}: {seat.why}" for seat in node.seats]
+    return Text("\n".join(lines))
 
 
 def styled_state(replica: ReplicaDocument) -> Text:

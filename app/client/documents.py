@@ -51,6 +51,27 @@ class MemoryDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class SeatDocument:
+    """A replica's part of a node's memory; `by` is the origin of its size, and `why` the reason."""
+
+    replica: str
+    by: str
+    mib: int
+    why: str
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDocument:
+    """The memory of a node: its budget, what its replicas hold, and their parts."""
+
+    id: str
+    budget_mib: int
+    held_mib: int
+    seats: tuple[SeatDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaDocument:
     """A replica; tokens count KV cache entries, 0 while it starts. `role_by_hand` is what an operator has set."""
 
@@ -161,6 +182,7 @@ class StateDocument:
     prefills: PrefillsDocument | None = None
     configured_mode: str | None = None
     models: tuple[ModelDocument, ...] = ()
+    nodes: tuple[NodeDocument, ...] = ()
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -289,7 +311,16 @@ def parse_state(document: Any) -> StateDocument:
         prefills=_prefills(document["disaggregation"]) if document.get("disaggregation") else None,
         configured_mode=document.get("configured_mode"),
         models=tuple(_model(item) for item in document.get("models", ())),
+        nodes=tuple(_node(item) for item in document.get("devices", ())),
     )
+
+
+def _node(item: Mapping[str, Any]) -> NodeDocument:
+    seats = tuple(
+        SeatDocument(str(seat["replica"]), str(seat["by"]), int(seat["held_mib"]), str(seat["why"]), seat.get("model"))
+        for seat in item["seats"]
+    )
+    return NodeDocument(str(item["id"]), int(item["budget_mib"]), int(item["held_mib"]), seats)
 
 
 def _model(item: Mapping[str, Any]) -> ModelDocument:

@@ -5,6 +5,8 @@ from typing import Any
 
 _COMMON = ("mode", "configured_mode", "policy", "fence")
 """The members of a state that all models have in common."""
+_OF_ALL = (*_COMMON, "replicas", "devices")
+"""The members that are not a model's own."""
 _SUMS = ("wanted_replicas", "min_replicas", "max_replicas", "least_replicas")
 
 
@@ -25,10 +27,26 @@ def merge_states(states: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     replicas = [replica | {"model": model} for model, state in states.items() for replica in state["replicas"]]
     merged["resting_pairs"] = [pair for state in documents for pair in state["resting_pairs"]]
     merged["models"] = [
-        {"model": model} | {name: value for name, value in state.items() if name not in ("replicas", *_COMMON)}
+        {"model": model} | {name: value for name, value in state.items() if name not in _OF_ALL}
         for model, state in states.items()
     ]
+    if "devices" in first:
+        merged["devices"] = _devices(first["devices"], {replica["id"]: replica["model"] for replica in replicas})
     return merged | {"replicas": sorted(replicas, key=lambda replica: str(replica["id"]))}
+
+
+def _devices(devices: Sequence[Mapping[str, Any]], models: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The devices, which all models share, with the model of each replica in `models`."""
+    return [
+        {
+            **device,
+            "seats": [
+                seat | ({"model": models[seat["replica"]]} if seat["replica"] in models else {})
+                for seat in device["seats"]
+            ],
+        }
+        for device in devices
+    ]
 
 
 def merge_migrations(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any, Self
 from migration.protocol.request import ModelIdentity, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, NoReplica, Place, Queue
+from policies.memory.ledger import OrderNumber
+from policies.memory.plan import MemoryPlan, ModelMemory
 from policies.model import Blocks, PoolId, ReplicaId
 from policies.plan import Move
 from policies.prefix.copies import Fetch
@@ -36,6 +38,52 @@ class PlaceCall:
     arrival: Arrival
     label: str
     exclude: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEngine:
+    """The memory of an engine that has started: its parts, the blocks that its pool can have, and those it would have
+    without a budget.
+    """
+
+    model: ModelMemory
+    declared: Blocks
+    size: Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SeatCall:
+    """A replica that starts on a node asks for memory: before it starts its engine, and then for what that needs."""
+
+    pool: PoolId
+    replica: ReplicaId
+    node: str
+    measured: MeasuredEngine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeatGiven:
+    """The replica may go on: it counts with all that it asked for. `at` is the place of the plan among its orders."""
+
+    plan: MemoryPlan
+    at: OrderNumber
+
+
+@dataclass(frozen=True, slots=True)
+class SeatLater:
+    """There is no room now; the replica asks again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeatRefused:
+    """There will never be room."""
+
+    reason: str
+
+
+SeatAnswer = SeatGiven | SeatLater | SeatRefused
 
 
 @dataclass(frozen=True, slots=True)

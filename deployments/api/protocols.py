@@ -14,6 +14,8 @@ from deployments.api.calls import (
     PinAnswer,
     PlaceAnswer,
     PlaceCall,
+    SeatAnswer,
+    SeatCall,
     Submission,
 )
 from deployments.api.report import ReplicaReport
@@ -268,6 +270,14 @@ class NoticeApi(Protocol):
         ...
 
 
+class SeatApi(Protocol):
+    """The scheduler, for replicas that start with `memory.budget_mib`."""
+
+    async def seat(self, call: SeatCall) -> SeatAnswer:
+        """Give memory of its node to a replica that starts, once there is room. Repeating the call has no effect."""
+        ...
+
+
 class EvacuationApi(Protocol):
     """The scheduler, for replicas that stop."""
 
@@ -311,7 +321,7 @@ class OperatorApi(Protocol):
         ...
 
     async def set_memory(self, pool: PoolId, replica: str, blocks: int | None) -> MoveAnswer:
-        """Set the size of a replica's KV pool; with None, that of its start."""
+        """Set the size of a replica's KV pool; with None, the scheduler sizes it again."""
         ...
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
@@ -351,7 +361,7 @@ class DispatchApi(NoticeApi, Protocol):
 DISPATCH_METHODS = methods_of(DispatchApi)
 
 
-class SchedulerApi(PlacingApi, NoticeApi, EvacuationApi, OperatorApi, MetricsApi, Protocol):
+class SchedulerApi(PlacingApi, NoticeApi, SeatApi, EvacuationApi, OperatorApi, MetricsApi, Protocol):
     """The Scheduler deployment."""
 
     async def channel(self) -> ChannelOffer:

@@ -44,6 +44,7 @@ class ElasticMemory:
             "parameters_mib": self.model.parameters >> 20,
             "kv_mib": held * self.model.block >> 20,
             "rest_mib": self.model.fixed >> 20,
+            "by_hand": self.report.by_hand,
             "cause": self.cause,
         }
 

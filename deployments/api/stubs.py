@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api.calls import HandOverCounts, MoveAnswer, OrderedHandOver, PinAnswer, PlaceCall, Submission
+from deployments.api.calls import (
+    HandOverCounts,
+    MoveAnswer,
+    OrderedHandOver,
+    PinAnswer,
+    PlaceCall,
+    SeatAnswer,
+    SeatCall,
+    Submission,
+)
 from deployments.api.protocols import (
     CHANNEL_METHODS,
     CONTROL_METHODS,
@@ -332,6 +341,10 @@ class SchedulerStub:
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
         await self._dispatch(DispatchApi.hurry)
+
+    async def seat(self, call: SeatCall) -> SeatAnswer:
+        """See `SeatApi.seat`."""
+        return await self._call(SchedulerApi.seat, call)
 
     async def evacuate(self, pool: PoolId, replica: ReplicaId, model: str, within_s: float) -> None:
         """See `EvacuationApi.evacuate`."""

@@ -416,6 +416,11 @@ class EngineMetrics:
             self.scheduler = stats
         self._logger.record(stats, self._work(outputs) if outputs.outputs else None)
 
+    def resize(self, capacity: int) -> None:
+        """The KV cache has `capacity` tokens from now on. The newest statistics become those of its new size."""
+        self.scheduler.kv_cache_usage *= self.steps.capacity / capacity
+        self.steps.capacity = capacity
+
     def _record_decodes(self) -> None:
         """Add the steps of decoding alone to vLLM's metrics; `scheduler` is of the last one."""
         if not self._decoded:

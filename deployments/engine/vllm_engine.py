@@ -197,7 +197,7 @@ class VllmEngine:
         return self.death or ""
 
     def _resized(self, blocks: Blocks) -> None:
-        self._metrics.steps.capacity = blocks * self._block_size
+        self._metrics.resize(blocks * self._block_size)
 
     @property
     def _size(self) -> Blocks:

@@ -43,6 +43,7 @@ from deployments.replica.prefix_cache.pins import Pins
 from deployments.replica.prefix_cache.recomputing import Recomputation
 from deployments.replica.prefix_cache.returning import Returns
 from deployments.replica.reporting import ReplicaReporter
+from deployments.replica.seating import Seating
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from deployments.replica.utilities import EngineUtilities
@@ -89,8 +90,9 @@ class EngineReplica:
         self._silence_s, self._grace_s, self._hung = topology.engine_silence_s, topology.grace_s, False
         if not take():
             start_guard()
-        kind = _engine_class(engine.kind)
-        self._engine: Engine = await kind.start(
+        self._scheduler = scheduler_client(own_app())
+        seating = await self._seated(engine)
+        self._engine: Engine = await _engine_class(engine.kind).start(
             engine.model_source, engine.kwargs, engine.audit_s, engine.dram_gib, engine.declared
         )
         take_niceness_of_parent((self._engine.processes.core, *self._engine.processes.workers))
@@ -111,7 +113,7 @@ class EngineReplica:
             by_priority=by_priority,
             contexts=contexts,
         )
-        self._kv_pool = await KvPool.start(self._id, self._engine, engine.memory, self._host.give_back)
+        self._kv_pool = await KvPool.start(self._id, self._engine, seating, self._host.give_back)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
         # Requests of pooling models stay where they are: no path is chosen for them.
@@ -119,7 +121,6 @@ class EngineReplica:
         profile = await measure(self._engine, self._slots, self._node, time.perf_counter) if moves else None
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
-        self._scheduler = scheduler_client(own_app())
         world = self._make_world(migration, engine.hides_handed_over)
         self._replicas = engines(own_app(), self._pool)
         self._links = CallLinks(lambda peer: self._replicas.at(peer, routed=False).peer_channel(), PEER_METHODS)
@@ -145,6 +146,14 @@ class EngineReplica:
         loops += [keep_standby()] if engine.standby else []
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         freeze_heap()
+
+    async def _seated(self, engine: EngineConfig) -> Seating | None:
+        """Wait until the node has memory for the engine; None if there is no budget of memory."""
+        if engine.declared is None:
+            return None
+        seating = Seating(self._scheduler, self._pool, self._id, self._node)
+        await seating.wait()
+        return seating
 
     def _peers_changed(self, membership: Membership) -> None:
         """End migrations and copies to replicas that have left now, not at their time-outs; connect to new ones."""

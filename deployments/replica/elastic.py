@@ -7,46 +7,55 @@ from typing import Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
+from deployments.api.calls import MeasuredEngine
 from deployments.api.report import ElasticMemory
-from deployments.config import MemoryShare
 from deployments.engine.port import Engine
 from deployments.metrics.exposition import Family, expose
-from migration.memory.run import EngineMemory, ResizeCounts, Resizer, begin, start_size
+from deployments.replica.seating import Seating
+from migration.memory.run import EngineMemory, ResizeCounts, Resizer, begin
 from migration.protocol.errors import Refused
 from policies.causes import Cause
-from policies.memory.ledger import MemoryOrder, MemoryReport
+from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber
 from policies.model import Blocks, PoolId, ReplicaId
 
 log = logging.getLogger("ray.serve")
 
 
 class KvPool:
-    """The KV pool of the replica `id`. Without a `memory` it keeps its size."""
+    """The KV pool of the replica `id`. Without a `memory` it keeps its size.
 
-    def __init__(self, id: ReplicaId, memory: EngineMemory | None, give_back: Callable[[Blocks], object]) -> None:
+    `at` is the place of the size at its start among its orders.
+    """
+
+    def __init__(
+        self, id: ReplicaId, memory: EngineMemory | None, give_back: Callable[[Blocks], object], at: OrderNumber
+    ) -> None:
         self._id = id
         self._memory = memory
-        self._resizer = None if memory is None else Resizer(id, memory, time.monotonic, give_back)
+        self._resizer = None if memory is None else Resizer(id, memory, time.monotonic, give_back, at)
 
     @classmethod
     async def start(
-        cls, id: ReplicaId, engine: Engine, share: MemoryShare | None, give_back: Callable[[Blocks, int], int]
+        cls, id: ReplicaId, engine: Engine, seating: Seating | None, give_back: Callable[[Blocks, int], int]
     ) -> Self:
-        """Give the pool of an engine without requests the size that fits into the replica's share.
+        """Give the pool of an engine without requests the size that the replica gets with its seat.
 
         `give_back` is that of `RequestHost`.
 
         Raises:
-            ValueError: see `start_size`.
+            ValueError: see `Seating.wait`.
         """
-        if share is not None and engine.memory is not None:
-            await begin(engine.memory, start_size(engine.memory, share.size))
+        at = OrderNumber(0)
+        if seating is not None and (memory := engine.memory) is not None:
+            seat = await seating.wait(MeasuredEngine(memory.model, memory.declared, memory.size))
+            await begin(memory, seat.plan.blocks or memory.model.floor)
+            at = seat.at
 
         def given_back(blocks: Blocks) -> None:
             count = give_back(blocks, engine.stats().block_size)
             log.info("the KV pool shrinks: %d requests continue on other replicas", count)
 
-        return cls(id, engine.memory, given_back)
+        return cls(id, engine.memory, given_back, at)
 
     def obey(self, order: MemoryOrder, shrink_s: float) -> MemoryReport:
         """See `ControlApi.set_memory`."""
@@ -118,10 +127,11 @@ class _Memory:
             labels=("direction", "outcome"),
         )
         resizes.add_metric(("shrink", "done"), counts.shrunk)
-        resizes.add_metric(("shrink", "release_failed"), counts.failed)
+        resizes.add_metric(("shrink", "failed"), counts.failed_shrinks)
         resizes.add_metric(("grow", "done"), counts.grown)
+        resizes.add_metric(("grow", "failed"), counts.failed_growths)
         yield resizes
-        ended = counts.shrunk + counts.failed + counts.grown
+        ended = counts.shrunk + counts.failed_shrinks + counts.grown + counts.failed_growths
         seconds = SummaryMetricFamily("mell_resize_seconds", "From the order of a resize to its end.")
         seconds.add_metric((), ended, counts.seconds)
         yield seconds

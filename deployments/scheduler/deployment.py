@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from ray.util import get_node_ip_address
 
-from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceAnswer, PlaceCall
+from deployments.api.calls import (
+    MoveAccepted,
+    MoveAnswer,
+    MoveRejected,
+    PlaceAnswer,
+    PlaceCall,
+    SeatAnswer,
+    SeatCall,
+    SeatLater,
+)
 from deployments.api.protocols import DISPATCH_METHODS, DispatchApi, SchedulerApi
 from deployments.api.stubs import engines
 from deployments.channels.listening import ChannelListener
@@ -28,6 +37,7 @@ from deployments.processes.niceness import take_niceness_of_parent
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.listing import ServeListing
 from deployments.scheduler.mode import OrderedMode
+from deployments.scheduler.node_memory import BudgetedPool, NodeMemory
 from deployments.scheduler.pool_scheduler import PoolPorts, PoolScheduler
 from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.scaler import ServeScaler
@@ -38,6 +48,7 @@ from deployments.serve.modes import ModeStore, ServeModeStore
 from deployments.serve.retirement import generation
 from deployments.serve.roles import ServeRoleStore
 from deployments.serve.routing import own_app, own_id
+from deployments.serve.seats import ClaimStore, ServeClaimStore
 from migration import ray_store
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import Clock
@@ -78,6 +89,7 @@ class LiveScheduler:
         clock: Clock,
         wall_clock: Clock,
         modes: ModeStore,
+        claims: ClaimStore,
     ) -> None:
         self._id = id
         self._config = config
@@ -87,9 +99,20 @@ class LiveScheduler:
         terms = replace(config.terms, mode=self._ordered.mode)
         self._memory = memory = SchedulerMemory(terms)
         self._recorder = _recorder(config, terms, fence)
+        elastic = {ports.pool: _elastic_pool(ports, config.of(ports.pool).weight) for ports in pools}
+        self._devices = NodeMemory(
+            config.memory, fence, elastic, claims, lambda: self._memory.terms.mode is Mode.ACT, clock
+        )
         self._pools = {
             ports.pool: PoolScheduler(
-                config.of(ports.pool), fence, ports, memory.pool(ports.pool), clock, wall_clock, lambda: self._epochs
+                config.of(ports.pool),
+                fence,
+                ports,
+                memory.pool(ports.pool),
+                clock,
+                wall_clock,
+                lambda: self._epochs,
+                self._devices,
             )
             for ports in pools
         }
@@ -100,6 +123,7 @@ class LiveScheduler:
             clock,
             self._recorder,
             lambda: self._ordered.mode,
+            self._devices,
         )
         for pool in self._pools.values():
             pool.restore_orders()
@@ -160,6 +184,13 @@ class LiveScheduler:
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
         self._epochs.hurry()
+
+    async def seat(self, call: SeatCall) -> SeatAnswer:
+        """See `SeatApi.seat`."""
+        answer = self._devices.seat(call)
+        if isinstance(answer, SeatLater):
+            self._epochs.hurry()
+        return answer
 
     async def evacuate(self, pool: PoolId, replica: ReplicaId, model: str, within_s: float) -> None:
         """See `EvacuationApi.evacuate`."""
@@ -237,7 +268,8 @@ class EpochScheduler(LiveScheduler):
         fence = next_fence(app)
         self._memberships: list[ServeMembership] = []
         pools = [self._ports(app, pool, config, clock, wall_clock) for pool in topology.pools.values()]
-        super().__init__(own_id(), config, fence, pools, clock, wall_clock, ServeModeStore(app))
+        claims = ServeClaimStore(app)
+        super().__init__(own_id(), config, fence, pools, clock, wall_clock, ServeModeStore(app), claims)
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
         self._loop = asyncio.create_task(self.run())
         self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))
@@ -294,6 +326,16 @@ def next_fence(app: str) -> int:
         fence += 1
     ray_store.write(newest, str(fence).encode())
     return fence
+
+
+def _elastic_pool(ports: PoolPorts, weight: float) -> BudgetedPool:
+    listing, scaler = ports.listing, ports.scaler
+    return BudgetedPool(
+        ports.replicas,
+        weight,
+        lambda: (scaler.min_replicas, scaler.max_replicas),
+        lambda replica: listing.is_current and not listing.lists(replica),
+    )
 
 
 def _recorder(config: SchedulerConfig, terms: Terms, fence: int) -> FileRecorder | None:

@@ -79,7 +79,8 @@ class PoolPorts:
 class PoolScheduler:
     """Answers calls about the pool `id`, between the epochs and within them. `live` is the epochs' side of the pool.
 
-    `fence` is the scheduler's; `epochs` gives its loop, which exists once all pools do.
+    `fence` is the scheduler's; `epochs` gives its loop, which exists once all pools do. `devices` is the memory that
+    the replicas of all pools share.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class PoolScheduler:
         clock: Clock,
         wall_clock: Clock,
         epochs: Callable[[], Epochs],
+        devices: NodeMemory,
     ) -> None:
         self.id = ports.pool
         self._config = config
@@ -125,9 +127,8 @@ class PoolScheduler:
             ports.replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
-        self._devices = NodeMemory(
-            config.memory, fence, ports.replicas, self._reported_memory, reporters.serving, config.bounds[1]
-        )
+        self._devices = devices
+        self._reporters = reporters
         self.live = LivePool(
             self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
         )
@@ -174,6 +175,7 @@ class PoolScheduler:
 
     def _gathered(self) -> None:
         self._as_of = self._wall_clock()
+        self._devices.take(self.id, self._reported_memory(), self._reporters.serving())
 
     # --- for ingresses and replicas -------------------------------------------------------------------
 
@@ -401,7 +403,7 @@ class PoolScheduler:
         """The elastic KV pools of all replicas that have reported."""
         statuses = self._roster.statuses
         return {
-            replica: ReportedMemory(statuses[replica].node, gauges.memory)
+            replica: ReportedMemory(statuses[replica].node, gauges.memory, statuses[replica].block_size)
             for replica, gauges in self._gatherer.gauges.items()
             if gauges.memory is not None and replica in statuses
         }
@@ -434,10 +436,6 @@ class PoolScheduler:
         mode = self._epochs().mode
         if mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: nothing opens replicas; write act")
-        if self._devices.is_elastic and most > self._config.bounds[1]:
-            return MoveRejected(
-                422, f"memory.budget_mib is divided by max_replicas, {self._config.bounds[1]}: more would exceed it"
-            )
         if self._config.prefill_replicas >= least:
             prefills = self._config.prefill_replicas
             return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")

@@ -1,6 +1,7 @@
 """The shell of a pool's table: executes its commands on an engine, and has the values of its reports."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -8,14 +9,19 @@ from typing import Any, Protocol
 from migration.memory.tables import PoolCommand, PoolEvent, PoolState, new_pool, order_event
 from migration.protocol.ports import Clock
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
-from policies.memory.plan import MemoryPlan, ModelMemory, mib_of
-from policies.model import Blocks, Bytes, ReplicaId
+from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.model import Blocks, ReplicaId
+
+log = logging.getLogger("ray.serve")
 
 _LOOK_S = 0.05
 """The time between two looks for room, in seconds."""
 _LEAVE_S = 0.5
 """The time in which requests that were given back leave the engine, in seconds."""
 
+
+_NEVER = OrderNumber(0)
+"""Before all orders."""
 
 _Activity = Callable[[], Coroutine[Any, Any, PoolEvent]]
 
@@ -73,24 +79,6 @@ class EngineMemory(Protocol):
         ...
 
 
-def start_size(memory: EngineMemory, share: Bytes) -> Blocks:
-    """The blocks of an engine at its start. `share` is for all memory that the replica holds.
-
-    Raises:
-        ValueError: the share does not hold one request of the model's whole context.
-    """
-    model, most = memory.model, memory.model.blocks_in(share)
-    if most < model.floor:
-        parts = (model.parameters, model.fixed, model.floor * model.block)
-        names = "parameters", "processes", "KV of one request of max_model_len"
-        listed = " + ".join(f"{mib_of(part)} ({name})" for part, name in zip(parts, names, strict=True))
-        raise ValueError(
-            f"memory.budget_mib: a replica needs {listed} = {mib_of(model.least)} MiB, and its share, budget_mib "
-            f"divided by max_replicas, is {mib_of(share)} MiB: raise budget_mib, or lower max_replicas or max_model_len"
-        )
-    return max(model.floor, min(memory.size, most))
-
-
 async def begin(memory: EngineMemory, blocks: Blocks) -> None:
     """Give an engine without requests its size at the start."""
     memory.start = blocks
@@ -107,7 +95,8 @@ class ResizeCounts:
 
     shrunk: int = 0
     grown: int = 0
-    failed: int = 0
+    failed_shrinks: int = 0
+    failed_growths: int = 0
     seconds: float = 0.0
     renumbered: int = 0
 
@@ -115,7 +104,8 @@ class ResizeCounts:
 class Resizer:
     """Follows orders with the engine of one replica.
 
-    `give_back(blocks)` has requests leave that have at least `blocks` KV blocks.
+    `give_back(blocks)` has requests leave that have at least `blocks` KV blocks. `at` is the place of the present size
+    among the orders.
     """
 
     def __init__(
@@ -124,12 +114,13 @@ class Resizer:
         memory: EngineMemory,
         clock: Clock,
         give_back: Callable[[Blocks], object],
+        at: OrderNumber = _NEVER,
     ) -> None:
         self._memory = memory
         self._clock = clock
         self._give_back = give_back
         plan = MemoryPlan(memory.size)
-        self._replica = ReplicaMemory(replica, OrderNumber(0), plan, plan)
+        self._replica = ReplicaMemory(replica, at, plan, plan)
         self._pool = new_pool()
         self._task: asyncio.Task[None] | None = None
         self._deadline = self._ordered_at = 0.0
@@ -147,8 +138,7 @@ class Resizer:
     @property
     def report(self) -> MemoryReport:
         """The ordered plan, and the plan that the replica holds."""
-        replica = self._replica
-        return MemoryReport(replica.replica, replica.at, replica.ordered, replica.held)
+        return self._replica.report
 
     @property
     def ordered(self) -> Blocks:
@@ -169,7 +159,8 @@ class Resizer:
         """Take an order, unless a newer one has come; requests beyond it have `shrink_s` seconds to move away."""
         follows = self._replica.obey(order)
         if follows is not self._replica:
-            event = order_event(self.state, _blocks(order.plan), self.ordered, self.held)
+            failed = self.cause is not None
+            event = order_event(self.state, _blocks(order.plan), self.ordered, self.held, failed)
             self._replica = follows
             if event is not PoolEvent.SAME:
                 self._ordered_at = self._clock()
@@ -208,7 +199,8 @@ class Resizer:
                 self.cause = None
                 self._note(shrunk=1)
             case PoolCommand.NOTE_FAILED:
-                self._note(failed=1)
+                is_shrink = self.ordered < self.held
+                self._note(failed_shrinks=is_shrink, failed_growths=not is_shrink)
             case PoolCommand.GROW:
                 self._hold(Blocks(max(self.held, self.ordered)))
                 self._begin(self._grow)
@@ -222,15 +214,11 @@ class Resizer:
     def _hold(self, blocks: Blocks) -> None:
         self._replica = replace(self._replica, held=MemoryPlan(blocks))
 
-    def _note(self, shrunk: int = 0, grown: int = 0, failed: int = 0) -> None:
+    def _note(self, **ended: int) -> None:
+        """Add to the counts of these names, and the time since the order."""
         counts, seconds = self.counts, self._clock() - self._ordered_at
-        self.counts = replace(
-            counts,
-            shrunk=counts.shrunk + shrunk,
-            grown=counts.grown + grown,
-            failed=counts.failed + failed,
-            seconds=counts.seconds + seconds,
-        )
+        added = {name: getattr(counts, name) + count for name, count in ended.items()}
+        self.counts = replace(counts, seconds=counts.seconds + seconds, **added)
 
     def _begin(self, activity: _Activity) -> None:
         self._task = asyncio.create_task(self._run(self._task, activity))
@@ -249,6 +237,9 @@ class Resizer:
             event = await activity()
         except EngineEnded:
             event = PoolEvent.ENGINE_ENDED
+        except Exception as error:
+            log.exception("resizing the KV pool of replica %s failed", self._replica.replica)
+            self.cause, event = f"a call to the engine failed: {error!r}", PoolEvent.CALL_FAILED
         if self._task is mine:
             self._feed(event)
 

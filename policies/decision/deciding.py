@@ -34,6 +34,7 @@ from policies.cluster.replica import Replica, Request
 from policies.cluster.search import fits
 from policies.cluster.sizes import size_on
 from policies.decision.conditions import epoch_conditions, learn_demand, learn_risk, level_bounds
+from policies.decision.devices import DivisionMemory
 from policies.decision.disaggregation.prefills import is_handed_over
 from policies.decision.disaggregation.roles import (
     assign_roles,
@@ -71,11 +72,12 @@ class Admitted(NamedTuple):
 
 @dataclass(slots=True)
 class SchedulerMemory:
-    """The memories of all pools. `terms` has those of each; pools have the mode, and nothing else, in common."""
+    """The memories of all pools. `terms` has those of each; pools have the mode and the memory of devices in common."""
 
     terms: Terms = field(default_factory=Terms)
     rule: Policy | None = None
     pools: dict[PoolId, PoolMemory] = field(default_factory=dict)
+    division: DivisionMemory = field(default_factory=DivisionMemory)
 
     def pool(self, pool: PoolId) -> PoolMemory:
         """The memory of one pool, empty before its first observation."""
@@ -86,6 +88,7 @@ class SchedulerMemory:
     def set_mode(self, mode: Mode) -> None:
         """Use the plans of all pools in this way from the next epoch on."""
         self.terms = replace(self.terms, mode=mode)
+        self.division.newest = {}
         for pool in self.pools.values():
             pool.set_mode(mode)
 
@@ -96,7 +99,10 @@ def decide(memory: SchedulerMemory, observation: Observation) -> Plans:
 
 
 def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Generator[None, None, Plans]:
-    """As `decide`, with a pause every few milliseconds. All pools are observed before any decides.
+    """As `decide`, with a pause every few milliseconds.
+
+    All pools are observed before any decides. In between, the memory of devices is divided, if the mode is not `off`;
+    `memory.division` has the result.
 
     During pauses `place` and `order_by_hand` may be called. Plans depend on the pauses in which the calls happen, so
     recordings contain the number of slices before each call.
@@ -106,6 +112,10 @@ def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Gener
         pool = memory.pool(seen.pool.deployment)
         changes = yield from pool.observe_in_slices(seen, now)
         observed.append((pool, seen, changes))
+    if any(seen.whole for seen in observation.pools):
+        memory.division = DivisionMemory()
+    if memory.terms.mode is not Mode.OFF:
+        memory.division.divide(observation.devices, memory.pools, now, acts=memory.terms.mode is Mode.ACT)
     plans = {}
     for pool, seen, changes in observed:
         plans[seen.pool.deployment] = yield from _decide_pool(pool, seen, changes, now)

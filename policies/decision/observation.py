@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from policies.cost.fit import NO_STEPS, StepTotals
-from policies.model import Blocks, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.memory.plan import ModelMemory
+from policies.model import Blocks, Bytes, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.prices import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
@@ -92,11 +93,35 @@ class PoolReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSeat:
+    """A replica whose KV pool divisions size: by its newest report it is ordered to have `blocks` of at most `declared`
+    blocks, each for `block_tokens` tokens. `weight` is that of its model.
+    """
+
+    replica: ReplicaId
+    weight: float
+    model: ModelMemory
+    block_tokens: int
+    declared: Blocks
+    blocks: Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The memory of a node. `room` is that of the KV pools of all `seats`: the rest of the budget has other uses."""
+
+    id: str
+    room: Bytes
+    seats: tuple[DeviceSeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
-    """The changes of every pool at `now`, in seconds of a monotonic clock."""
+    """The changes of every pool at `now`, in seconds of a monotonic clock, and the devices whose memory is divided."""
 
     now: float
     pools: tuple[PoolReport, ...]
+    devices: tuple[Device, ...] = ()
 
 
 SETTLED = (Phase.DECODE, Phase.MOVING)

@@ -5,13 +5,14 @@ reads them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from policies.cluster.changes import Arrival
 from policies.cost.service import ServiceLevel
+from policies.decision.devices import Division
 from policies.decision.limits import Mode, Terms
 from policies.decision.observation import Observation
 from policies.model import SOLE_POOL, PoolId, ReplicaId, RequestId, Role
@@ -124,6 +125,7 @@ class Epoch:
     entries: tuple[Entry, ...]
     seen: Observation
     plans: Mapping[PoolId, tuple[Plan, ...]]
+    division: Division = field(default_factory=dict)
 
 
 _TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
@@ -134,15 +136,16 @@ class _RecordedEpoch:
     entries: tuple[Entry, ...]
     seen: Observation
     plans: Mapping[PoolId, tuple[_RecordedPlan, ...]]
+    division: Division = field(default_factory=dict)
 
     @classmethod
     def from_epoch(cls, epoch: Epoch) -> "_RecordedEpoch":
         plans = {pool: tuple(map(_RecordedPlan.from_plan, found)) for pool, found in epoch.plans.items()}
-        return cls(epoch.entries, epoch.seen, plans)
+        return cls(epoch.entries, epoch.seen, plans, epoch.division)
 
     def to_epoch(self) -> Epoch:
         plans = {pool: tuple(plan.to_plan() for plan in found) for pool, found in self.plans.items()}
-        return Epoch(self.entries, self.seen, plans)
+        return Epoch(self.entries, self.seen, plans, self.division)
 
 
 _EPOCH: TypeAdapter[_RecordedEpoch] = TypeAdapter(_RecordedEpoch)
@@ -154,8 +157,9 @@ def terms_line(terms: Terms) -> bytes:
 
 
 def epoch_line(epoch: Epoch) -> bytes:
-    """The line of an epoch, without its end."""
-    return _EPOCH.dump_json(_RecordedEpoch.from_epoch(epoch))
+    """The line of an epoch, without its end. Devices are in it only if there are some."""
+    without: Any = None if epoch.seen.devices else {"seen": {"devices"}, "division": True}
+    return _EPOCH.dump_json(_RecordedEpoch.from_epoch(epoch), exclude=without)
 
 
 def parse_recording(lines: Sequence[bytes], name: str) -> tuple[Terms, Iterator[Epoch]]:

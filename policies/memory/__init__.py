@@ -1,5 +1,5 @@
-"""The memory of devices that several models share: plans of replicas, the ledger, the division, the ladder.
+"""The memory of devices that several models share: plans of replicas, the ledger, needs, the division, the ladder.
 
-Pure, like all policies. It imports `policies.model` alone; reports of replicas and needs of pools come in, orders of
-memory go out. The simulator's devices execute them; the live scheduler has the ledger alone.
+Pure, like all policies. It imports `policies.model` alone; reports of replicas and demands of pools come in, orders of
+memory go out. The simulator's devices execute all of them; the live scheduler has no ladder: it only starts and stops.
 """

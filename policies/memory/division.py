@@ -50,8 +50,9 @@ def divide(budget: Bytes, seats: Sequence[SeatNeed], now: float) -> dict[Replica
         least = {seat.replica: seat.floor for seat in seats}
     wanted = {seat.replica: max(least[seat.replica], min(seat.want, seat.declared)) for seat in seats}
     weights = {seat.replica: seat.weight for seat in seats}
-    sizes = _fill(budget, weights, least, wanted)
-    sizes = _fill(budget, weights, sizes, {seat.replica: seat.declared for seat in seats})
+    floors = {seat.replica: seat.floor for seat in seats}
+    sizes = _fill(budget, weights, floors, least, wanted)
+    sizes = _fill(budget, weights, sizes, sizes, {seat.replica: seat.declared for seat in seats})
     found = {replica: Bytes(int(size + _NEARLY)) for replica, size in sizes.items()}
     return {seat.replica: seat.size for seat in seats} if _is_quiet(budget, seats, found) else found
 
@@ -70,19 +71,29 @@ def _least(seat: SeatNeed, now: float) -> Bytes:
 def _fill(
     budget: float,
     weights: Mapping[ReplicaId, float],
-    begin: Mapping[ReplicaId, float],
+    floors: Mapping[ReplicaId, float],
+    least: Mapping[ReplicaId, float],
     limits: Mapping[ReplicaId, float],
 ) -> dict[ReplicaId, float]:
-    """Weighted max-min of the budget beyond `begin`: all grow in proportion to their weights, each up to its limit."""
-    sizes, room = dict(begin), budget - sum(begin.values())
-    growing = [replica for replica in sizes if limits[replica] > sizes[replica]]
-    while growing and room > _NEARLY:
-        total = sum(weights[replica] for replica in growing)
-        step = min(room / total, min((limits[r] - sizes[r]) / weights[r] for r in growing))
+    """Weighted max-min of the budget: all rise above their floors in proportion to their weights, each up to its limit.
+
+    A seat with more than its floor at `least` keeps that until the others have risen as far.
+    """
+    sizes, room, level = dict(least), budget - sum(least.values()), 0.0
+    joins = {replica: (least[replica] - floors[replica]) / weights[replica] for replica in sizes}
+    rising = [replica for replica in sizes if limits[replica] > sizes[replica]]
+    while rising and room > _NEARLY:
+        growing = [replica for replica in rising if joins[replica] - level <= _NEARLY]
+        steps = [joins[replica] - level for replica in rising if joins[replica] - level > _NEARLY]
+        if growing:
+            total = sum(weights[replica] for replica in growing)
+            steps += [room / total, min((limits[r] - sizes[r]) / weights[r] for r in growing)]
+        step = min(steps)
         for replica in growing:
             sizes[replica] += step * weights[replica]
-        room -= step * total
-        growing = [replica for replica in growing if limits[replica] - sizes[replica] > _NEARLY]
+        room -= step * sum(weights[replica] for replica in growing)
+        level += step
+        rising = [replica for replica in rising if limits[replica] - sizes[replica] > _NEARLY]
     return sizes
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from policies.memory.plan import MemoryPlan, ModelMemory
-from policies.model import Bytes, ReplicaId
+from policies.model import Blocks, Bytes, ReplicaId
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,45 +30,56 @@ class OrderNumber:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOrder:
-    """An order to converge to a plan."""
+    """An order to converge to a plan. An operator's is `by_hand`."""
 
     replica: ReplicaId
     at: OrderNumber
     plan: MemoryPlan
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
     """The plan that a replica is ordered to have, the plan that it holds now, and the newest order that it has seen.
 
-    The number is 0 if it has seen the fence, and no order under it.
+    The number is 0 if it has seen the fence, and no order under it. The ordered plan is an operator's if it is
+    `by_hand`.
     """
 
     replica: ReplicaId
     at: OrderNumber
     ordered: MemoryPlan
     held: MemoryPlan
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:
-    """A replica's side of the ledger: its orders, and the memory that it holds."""
+    """A replica's side of the ledger: its newest order, and the memory that it holds."""
 
     replica: ReplicaId
     at: OrderNumber
     ordered: MemoryPlan
     held: MemoryPlan
+    by_hand: bool = False
+
+    @property
+    def report(self) -> MemoryReport:
+        """Its report."""
+        return MemoryReport(self.replica, self.at, self.ordered, self.held, self.by_hand)
 
     def obey(self, order: MemoryOrder) -> "ReplicaMemory":
         """Take an order, unless it has seen a higher fence, or this number or a higher one."""
-        return replace(self, at=order.at, ordered=order.plan) if order.at > self.at else self
+        if order.at <= self.at:
+            return self
+        return replace(self, at=order.at, ordered=order.plan, by_hand=order.by_hand)
 
     def asked(self, fence: int) -> tuple["ReplicaMemory", MemoryReport | None]:
         """Answer a scheduler's request for a report, which shows its fence. A lower fence gets no answer."""
         if fence < self.at.fence:
             return self, None
         seen = self if fence == self.at.fence else replace(self, at=OrderNumber(fence))
-        return seen, MemoryReport(seen.replica, seen.at, seen.ordered, seen.held)
+        return seen, seen.report
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,11 @@ class DeviceLedger:
         return Bytes(sum(seat.bound for seat in self.seats))
 
     @property
+    def room(self) -> int:
+        """The bytes that no replica may hold; below zero if they may hold more than the budget."""
+        return self.budget - self.bound
+
+    @property
     def is_known(self) -> bool:
         """True once all replicas have reported under this fence."""
         return all(seat.reported is not None for seat in self.seats)
@@ -147,11 +163,19 @@ class DeviceLedger:
         ledger = self.with_seat(Seat(replica, model, declared, reported=report))
         return ledger if self.is_known and ledger.bound <= self.budget else None
 
+    def claim(self, replica: ReplicaId, size: Bytes) -> "DeviceLedger":
+        """Count `size` bytes for a replica that starts, and whose parts have not been measured; any room is enough."""
+        number, plan = OrderNumber(self.fence, self.number), MemoryPlan(Blocks(0))
+        report = MemoryReport(replica, number, plan, plan)
+        return self.without(replica).with_seat(Seat(replica, ModelMemory.claimed(size), plan, reported=report))
+
     def without(self, replica: ReplicaId) -> "DeviceLedger":
         """Remove a replica that no longer exists."""
         return replace(self, seats=tuple(seat for seat in self.seats if seat.replica != replica))
 
-    def order(self, replica: ReplicaId, plan: MemoryPlan) -> "tuple[DeviceLedger, MemoryOrder] | None":
+    def order(
+        self, replica: ReplicaId, plan: MemoryPlan, by_hand: bool = False
+    ) -> "tuple[DeviceLedger, MemoryOrder] | None":
         """Order a plan; None without room for it, or before all replicas have reported.
 
         A plan within the replica's own bound needs no room: where too much is held, replicas can shrink. Raises
@@ -162,9 +186,22 @@ class DeviceLedger:
             raise ValueError(f"{replica} cannot have more than it declared")
         if not self.is_known:
             return None
-        order = MemoryOrder(replica, OrderNumber(self.fence, self.number + 1), plan)
+        order = MemoryOrder(replica, OrderNumber(self.fence, self.number + 1), plan, by_hand)
         ledger = replace(self._put(replace(seat, sent=(*seat.sent, order))), number=order.at.number)
         return (ledger, order) if ledger.bound <= max(self.budget, self.bound) else None
+
+    def order_size(self, replica: ReplicaId, blocks: Blocks) -> "tuple[DeviceLedger, MemoryOrder] | None":
+        """Order a number of blocks; fewer if that is growth, and there is room for less now.
+
+        None if the size stays, or before all replicas have reported. Raises `KeyError` if the replica has no seat.
+        """
+        seat = self.seat(replica)
+        if seat.reported is None or (now := seat.reported.ordered.blocks) is None:
+            return None
+        if blocks > now:
+            left = self.room + seat.bound - seat.model.need(seat.reported.ordered)
+            blocks = Blocks(min(blocks, now + max(0, left) // seat.model.block))
+        return None if blocks == now else self.order(replica, MemoryPlan(blocks))
 
     def take(self, report: MemoryReport) -> "DeviceLedger":
         """Take a report. One under another fence, or older than the newest one, changes nothing.

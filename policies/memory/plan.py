@@ -5,6 +5,7 @@ asleep    asleep: the rest of an engine whose parameters and KV blocks are dropp
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 from policies.model import Blocks, Bytes
 
@@ -49,6 +50,16 @@ class ModelMemory:
         if plan.blocks is None:
             return self.asleep
         return Bytes(self.parameters + self.fixed + plan.blocks * self.block)
+
+    @classmethod
+    def claimed(cls, size: Bytes) -> Self:
+        """The memory of a replica that starts: `size` bytes in all, whatever it will have them for."""
+        return cls(size, Bytes(0), size, Bytes(0), Blocks(0))
+
+    @property
+    def is_claimed(self) -> bool:
+        """True for a replica that starts: its parts have not been measured yet."""
+        return self.block == 0
 
     def blocks_in(self, size: int) -> Blocks:
         """The KV blocks of an awake replica of `size` bytes in all; below zero if its parameters do not fit."""

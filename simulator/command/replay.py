@@ -46,7 +46,7 @@ def replay(path: Path) -> Replay:
 
 
 def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epoch, bool]]:
-    """Every epoch, and True if its plans are the recorded ones."""
+    """Every epoch, and True if its plans and its division of memory are the recorded ones."""
     for epoch in epochs:
         slices, done = decide_in_slices(memory, epoch.seen), 0
         for entry in epoch.entries:
@@ -54,7 +54,8 @@ def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epo
                 next(slices)
                 done += 1
             _enter(memory, entry)
-        yield epoch, finish(slices) == dict(epoch.plans)
+        plans = finish(slices)
+        yield epoch, (plans, memory.division.newest) == (dict(epoch.plans), epoch.division)
 
 
 def _enter(memory: SchedulerMemory, entry: Entry) -> None:

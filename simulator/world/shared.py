@@ -23,15 +23,14 @@ from policies.memory.ladder import (
     climb,
     descend,
 )
-from policies.memory.ledger import DeviceLedger, MemoryReport, OrderNumber, ReplicaMemory, Seat
+from policies.memory.ledger import DeviceLedger, MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory, Seat
+from policies.memory.needs import ReplicaDemand, seat_need
 from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory
 from policies.model import Blocks, Bytes, PoolId, ReplicaId, Tokens
 from simulator.world.devices import DeviceId, Occupant, TakenDevice
 from simulator.world.loop import Loop
 from simulator.world.replicas import Replicas
 
-GROWTH_S = 2.0
-"""Seconds of growth of the running requests that a replica wants: two epochs."""
 FENCE = 1
 """Simulations have one scheduler."""
 
@@ -270,7 +269,9 @@ class SharedDevices:
 
     def _order(self, found: SharedReplica, plan: MemoryPlan) -> bool:
         """Order a plan, which the replica obeys at once. False without room."""
-        given = self.ledgers[found.device].order(found.seat, plan)
+        return self._obey(found, self.ledgers[found.device].order(found.seat, plan))
+
+    def _obey(self, found: SharedReplica, given: tuple[DeviceLedger, MemoryOrder] | None) -> bool:
         if given is None:
             return False
         self.ledgers[found.device], order = given
@@ -332,43 +333,30 @@ class SharedDevices:
     def _change(self, found: SharedReplica, change: int) -> None:
         """Change the number of a replica's blocks; it grows no more than the ledger has room for."""
         memory, blocks = self._models[found.pool].memory, found.memory.ordered.blocks
-        ledger = self.ledgers[found.device]
         assert blocks is not None, "a replica that is awake has blocks"
-        if change < 0:
-            if moves_requests(self._need(found), Bytes((blocks + change) * memory.block)):
-                found.shrunk_at = self._loop.now
-        else:
-            bound = ledger.seat(found.seat).bound
-            room = ledger.budget - ledger.bound + bound - memory.need(MemoryPlan(blocks))
-            change = min(change, room // memory.block)
-        if change:
-            self._order(found, MemoryPlan(Blocks(blocks + change)))
+        if change < 0 and moves_requests(self._need(found), Bytes((blocks + change) * memory.block)):
+            found.shrunk_at = self._loop.now
+        self._obey(found, self.ledgers[found.device].order_size(found.seat, Blocks(blocks + change)))
 
     def _need(self, found: SharedReplica) -> SeatNeed:
         model = self._models[found.pool]
-        memory, block = model.memory, model.memory.block
-        token = block / model.block_tokens
+        memory = model.memory
         blocks = found.memory.ordered.blocks
         assert blocks is not None, "a replica that is awake has blocks"
         pool = self._pools[found.pool]
         engine = pool.replicas.engines[self._name(found)]
-        used = self._used(found)
         scheduler = engine.scheduler
         waiting = sum(live.held for live in scheduler.waiting)
         if pool.newest == self._name(found):
             waiting += pool.waiting_tokens
-        growth = GROWTH_S / engine.batch.step_s * (len(scheduler.running) + len(scheduler.waiting))
-        found.want = Bytes(round((used + waiting + growth) * token))
-        return SeatNeed(
-            found.seat,
-            model.weight,
-            Bytes(memory.floor * block),
-            Bytes(round(used * token)),
-            found.want,
-            Bytes(memory.blocks_in(self._setup.budget) * block),
-            Bytes(blocks * block),
-            found.shrunk_at,
+        requests = len(scheduler.running) + len(scheduler.waiting)
+        demand = ReplicaDemand(self._used(found), waiting, requests, engine.batch.step_s)
+        declared = memory.blocks_in(self._setup.budget)
+        need = seat_need(
+            found.seat, memory, model.block_tokens, model.weight, declared, blocks, demand, found.shrunk_at
         )
+        found.want = need.want
+        return need
 
     # --- what the ladder sees -----------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ from app.ingress.access.keys import entry
 from app.main import _engine_configs, _scheduler_config, read_settings
 from app.settings import Settings, check_installed
 from app.shipped import SHIPPED
-from deployments.config import MemoryShare, SettingsSection
+from deployments.config import SettingsSection
 from policies.cost.service import ServiceLevel
-from policies.model import Bytes
 from tests.integration.models.rows import How, row
 
 ROOT = Path(__file__).parents[2]
@@ -384,10 +383,20 @@ def test_engines_whose_pools_cannot_change_their_sizes_are_refused(others: dict[
     assert read_settings(others).memory.budget_mib is None
 
 
-def test_pools_of_several_models_keep_their_sizes() -> None:
-    entries = [{"model_loading_config": {"model_id": name}, "engine": "paced"} for name in "ab"]
-    message = "memory.budget_mib: several models have KV pools of fixed sizes"
-    assert message in refused({"memory": {"budget_mib": 4096}, "llm_configs": entries})
+def test_several_models_share_a_budget_by_weight() -> None:
+    entries: list[dict[str, Any]] = [{"model_loading_config": {"model_id": name}, "engine": "paced"} for name in "ab"]
+    entries[1]["weight"] = 0.5
+    shared = {"memory": {"budget_mib": 4096}, "llm_configs": entries}
+    config = _scheduler_config(read_settings(shared))
+    assert {pool: config.of(pool).weight for pool in config.pools} == {"Engine-a": 1.0, "Engine-b": 0.5}
+    entries[1]["engine_kwargs"] = {"gpu_memory_utilization": 0.5}
+    assert "llm_configs.1: engine_kwargs.gpu_memory_utilization: memory.budget_mib" in refused(shared)
+
+
+@pytest.mark.parametrize("weight", [0, -1.0])
+def test_weights_are_above_zero(weight: float) -> None:
+    entries = [{"model_loading_config": {"model_id": "a"}, "engine": "paced", "weight": weight}]
+    assert "llm_configs.0.weight" in refused({"llm_configs": entries})
 
 
 @pytest.mark.parametrize(
@@ -397,12 +406,9 @@ def test_numbers_of_memory_are_checked(name: str, value: float) -> None:
     assert f"  memory.{name}: " in refused({"memory": {name: value}})
 
 
-def test_replicas_share_the_budget_of_a_node() -> None:
-    scaling = nested("deployment_config.autoscaling_config", {"max_replicas": 4})
-    assert _engine_configs(read_settings(scaling))[0].memory is None
-    memory = {"memory": {"budget_mib": 4096, "declared": 2.0}}
-    share = _engine_configs(read_settings(scaling | memory))[0].memory
-    assert share == MemoryShare(Bytes(1 << 30), 2.0)
+def test_only_with_a_budget_engines_declare_more_than_they_start_with() -> None:
+    assert _engine_configs(read_settings({}))[0].declared is None
+    assert _engine_configs(read_settings({"memory": {"budget_mib": 4096, "declared": 2.0}}))[0].declared == 2.0
 
 
 def test_arguments_that_are_switched_off_are_accepted() -> None:

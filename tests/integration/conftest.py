@@ -14,16 +14,20 @@ import httpx
 import pytest
 import yaml
 
+from app.tinymodel import ensure_tiny_model
 from deployments.processes.keeper import keep
 from tests.adapters import ADAPTERS, RANK, TARGETS, make_adapter
 from tests.integration import faults
 from tests.integration.application import Application
+from tests.integration.two_models import ensure_other_model
 from tests.tinyvision import ensure_tiny_vision
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = 512
 ELASTIC_BLOCKS, ELASTIC_TIMES = 400, 3.0
 """KV blocks of an elastic pool at its start, and how many times as many it can have."""
+SHARED_MIB = 3220
+"""The memory of two models: some 1,530 MiB of either for parameters and processes, and the KV of 40 requests."""
 START_LIMIT_S = 240
 
 THINKING_KWARGS: dict[str, Any] = {
@@ -65,6 +69,7 @@ TURNS = {
     "disaggregated": 4,
     "paced": 5,
     "elastic": 7,
+    "sharing": 7,
     "bare": 0,
 }
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
@@ -187,6 +192,12 @@ def elastic(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def sharing(stage: Stage) -> Application:
+    """A replica of each of two models with real engines, which share a budget of memory by demand."""
+    return stage.show("sharing", _sharing())
+
+
+@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -266,6 +277,22 @@ def _elastic() -> dict[str, Any]:
     args["scheduler"] = {"mode": "act", "epoch_s": 0.5, "cooldown_s": 1.0}
     args["deployment_config"]["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
     args["memory"] = {"budget_mib": 8000, "declared": ELASTIC_TIMES, "shrink_s": 5.0}
+    return config
+
+
+def _sharing() -> dict[str, Any]:
+    config = _elastic()
+    args = config["applications"][0]["args"]
+    del args["ingress"]["frontend_kwargs"]
+    args["engine_kwargs"] |= {"num_gpu_blocks_override": 1025, "max_num_seqs": 40}
+    args["deployment_config"]["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 1}
+    own = {name: args.pop(name) for name in ("engine_kwargs", "deployment_config", "cache")}
+    del args["model_loading_config"]
+    args["llm_configs"] = [
+        {"model_loading_config": {"model_id": name, "model_source": str(source)}, **own}
+        for name, source in (("tiny", ensure_tiny_model()), ("other", ensure_other_model()))
+    ]
+    args["memory"] |= {"budget_mib": SHARED_MIB}
     return config
 
 

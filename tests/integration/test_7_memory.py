@@ -1,4 +1,4 @@
-"""KV pools of real replicas that shrink and grow by order: tokens are those of pools that keep their size."""
+"""KV pools of real replicas that shrink and grow by hand: tokens are those of pools that keep their size."""
 
 import asyncio
 import random
@@ -54,7 +54,7 @@ async def have(client: Client, **sizes: int) -> None:
     await eventually(settled, within_s=60)
 
 
-async def order(client: Client, **sizes: int | None) -> None:
+async def order(client: Client, **sizes: int) -> None:
     for replica, size in sizes.items():
         response = await client.set_memory(replica, size)
         assert response.status_code == 202, response.text
@@ -65,12 +65,21 @@ async def preemptions(client: Client) -> int:
 
 
 async def as_at_the_start(client: Client) -> tuple[str, str]:
-    """Two idle replicas with the sizes of their start; their ids."""
+    """Two idle replicas that keep the sizes of a start; their ids."""
     a, b = sorted(await memories(client))
-    await order(client, **{a: None, b: None})
+    await order(client, **{a: ELASTIC_BLOCKS, b: ELASTIC_BLOCKS})
     await have(client, **{a: ELASTIC_BLOCKS, b: ELASTIC_BLOCKS})
     await client.idle()
     return a, b
+
+
+async def are_used(client: Client, blocks: int) -> None:
+    """Wait until requests use more than that many blocks."""
+
+    async def used() -> bool:
+        return sum(int(memory["used_blocks"]) for memory in (await memories(client)).values()) > blocks
+
+    await eventually(used)
 
 
 async def test_streams_under_random_resizes_and_moves_have_the_same_tokens(elastic: Application) -> None:
@@ -119,12 +128,7 @@ async def test_requests_beyond_a_smaller_pool_move_to_another_replica(elastic: A
         await client.settle()
         before = await preemptions(client)
         streams = asyncio.create_task(streamed(client, "leaving", asked))
-
-        async def used() -> bool:
-            found = await memories(client)
-            return bool(sum(m["used_blocks"] for m in found.values()) > 4 * STREAMS)
-
-        await eventually(used)
+        await are_used(client, 4 * STREAMS)
         found = await memories(client)
         full, other = (a, b) if found[a]["used_blocks"] >= found[b]["used_blocks"] else (b, a)
         await order(client, **{full: LEAST, other: MOST})
@@ -143,12 +147,7 @@ async def test_requests_that_fit_nowhere_are_given_back_and_continue_from_their_
         want = await streamed(client, "kept", asked)
         await client.settle()
         streams = asyncio.create_task(streamed(client, "given-back", asked))
-
-        async def used() -> bool:
-            found = await memories(client)
-            return bool(sum(m["used_blocks"] for m in found.values()) > 3 * LEAST)
-
-        await eventually(used)
+        await are_used(client, 3 * LEAST)
         await order(client, **{a: LEAST, b: LEAST})
         await have(client, **{a: LEAST, b: LEAST})
         assert await streams == want
@@ -210,12 +209,7 @@ async def test_a_resize_survives_the_scheduler_and_a_replica_that_dies_in_one_is
         want = await streamed(client, "unkilled", asked)
         await client.settle()
         streams = asyncio.create_task(streamed(client, "killed", asked))
-
-        async def used() -> bool:
-            found = await memories(client)
-            return bool(sum(m["used_blocks"] for m in found.values()) > 4 * STREAMS)
-
-        await eventually(used)
+        await are_used(client, 4 * STREAMS)
         fence = (await client.state())["fence"]
         await order(client, **{a: LEAST, b: 300})
         process("ServeReplica:mell:Scheduler").kill()

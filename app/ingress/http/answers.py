@@ -105,7 +105,25 @@ class MemoryState(Described):
     parameters_mib: int
     kv_mib: int = Field(description="The memory of `held_blocks`.")
     rest_mib: int = Field(description="What its processes held beside parameters and KV at their start.")
+    by_hand: bool = Field(description="An operator has ordered its size; divisions leave it.")
     cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
+
+
+class SeatPart(Described):
+    """A replica's part of the memory of a node."""
+
+    replica: str
+    pool: str = Field(description="The deployment of its model.")
+    model: str | None = Field(None, description="The id of its model; absent if there is only one.")
+    by: str = Field(
+        description="The origin of its size: `demand`, `hand` (an operator's order), `start`. Or `starts`, `waits` "
+        "(for memory, to start), `asleep`, `silent`."
+    )
+    held_mib: int = Field(description="What it holds, by its newest report.")
+    ordered_mib: int = Field(description="The most that it may hold, by its orders and its report.")
+    want_mib: int | None = Field(None, description="What its requests want for KV, by the newest division.")
+    target_mib: int | None = Field(None, description="What the newest division gives it for KV.")
+    why: str
 
 
 class NodeMemoryState(Described):
@@ -115,6 +133,7 @@ class NodeMemoryState(Described):
     budget_mib: int
     ordered_mib: int = Field(description="The most that its replicas may hold, by their orders and reports.")
     held_mib: int = Field(description="What they hold, by their reports.")
+    seats: list[SeatPart] = Field(description="The parts of the replicas on it.")
 
 
 class ReplicaDetails(Described):
@@ -344,7 +363,7 @@ class MemorySet(Described):
     """The size of a KV pool that an operator has ordered."""
 
     id: str = Field(description="The replica.")
-    blocks: int | None = Field(description="`null`: the size of its start.")
+    blocks: int | None = Field(description="`null`: Mell sizes the pool.")
 
 
 class Modes(Described):

@@ -405,7 +405,8 @@ async def set_role(backend: Backend, replica: Replica, order: RoleOrder) -> Role
 async def set_memory(backend: Backend, replica: Replica, order: MemoryRequest) -> MemorySet:
     """Set the size of a replica's KV pool under its running requests.
 
-    memory.md describes what happens to requests that do not fit. The order may be repeated.
+    The replica keeps it until `null` gives it back to the division by demand. memory.md describes what happens to
+    requests that do not fit. The order may be repeated.
 
     Refused:
 

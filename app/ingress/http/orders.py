@@ -41,7 +41,7 @@ class RoleOrder(OrderBody, json_schema_extra={"examples": [{"role": "prefill"}]}
 class MemoryRequest(OrderBody, json_schema_extra={"examples": [{"blocks": 1500}]}):
     """Body of POST /mell/replicas/{replica}/memory."""
 
-    blocks: int | None = Field(strict=True, description="Size of the KV pool, in blocks; `null`: that of its start.")
+    blocks: int | None = Field(strict=True, description="Size of the KV pool, in blocks; `null`: Mell sizes it.")
 
 
 class ModeRequest(OrderBody, json_schema_extra={"examples": [{"mode": "off"}]}):

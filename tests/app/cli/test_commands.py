@@ -149,15 +149,16 @@ def test_an_order_for_a_role_names_the_replica(at: Mell, mell: FakeMell, role: s
 
 
 @pytest.mark.parametrize(
-    ("blocks", "given", "size"), [("1500", 1500, "1,500 blocks"), ("auto", None, "the size of its start")]
+    ("blocks", "given", "shown"),
+    [("1500", 1500, "its KV pool gets 1,500 blocks"), ("auto", None, "Mell sizes its KV pool")],
 )
 def test_an_order_for_memory_names_the_replica(
-    at: Mell, mell: FakeMell, blocks: str, given: int | None, size: str
+    at: Mell, mell: FakeMell, blocks: str, given: int | None, shown: str
 ) -> None:
     result = at("memory", "aaaaaaaa", "--blocks", blocks, "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "aaaaaaaa", "blocks": given})
     assert mell.orders == [("aaaaaaaa", {"blocks": given})]
-    assert at("memory", "aaaaaaaa", "--blocks", blocks).stdout == f"aaaaaaaa: its KV pool gets {size}\n"
+    assert at("memory", "aaaaaaaa", "--blocks", blocks).stdout == f"aaaaaaaa: {shown}\n"
 
 
 @pytest.mark.parametrize(
@@ -173,13 +174,21 @@ def test_memory_of_replicas_is_shown(at: Mell, mell: FakeMell) -> None:
     mib = {"parameters_mib": 10, "kv_mib": 250, "rest_mib": 800}
     memory = {"device": "n", "state": "waiting", "used_blocks": 1024, "cause": None, **sizes, **mib}
     first, *others = mell.state["replicas"]
-    mell.state = mell.state | {"replicas": [first | {"memory": memory}, *others], "devices": [{"id": "n"}]}
-    head, row, *_ = at("memory").stdout.splitlines()
-    assert head.split() == ["REPLICA", "POOL", "USED", "BLOCKS", "ORDERED", "LEAST", "MOST", "MIB"]
-    assert row.split() == [first["id"], "waiting", "1,024", "2,000", "900", "128", "6,000", "1,060"]
+    seats = [
+        {"replica": first["id"], "by": "hand", "held_mib": 1060, "why": "an operator has ordered its size"},
+        {"replica": others[0]["id"], "by": "waits", "held_mib": 0, "why": "it needs 900 MiB"},
+    ]
+    devices = [{"id": "n", "budget_mib": 4000, "held_mib": 1060, "seats": seats}]
+    mell.state = mell.state | {"replicas": [first | {"memory": memory}, *others], "devices": devices}
+    head, row, waiting, node, *reasons = at("memory").stdout.splitlines()
+    assert head.split() == ["REPLICA", "BY", "POOL", "USED", "BLOCKS", "ORDERED", "LEAST", "MOST", "MIB"]
+    assert row.split() == [first["id"], "hand", "waiting", "1,024", "2,000", "900", "128", "6,000", "1,060"]
+    assert waiting.split() == [others[0]["id"], "waits", "0"]
+    assert node == "node n: 1,060 of 4,000 MiB held"
+    assert reasons == [f"  {seat['replica']}: {seat['why']}" for seat in seats]
     shown = json.loads(at("memory", first["id"], "--json").stdout)
     assert shown == {"replicas": [{"id": first["id"], "memory": memory}]}
-    assert json.loads(at("memory", "--json").stdout)["devices"] == [{"id": "n"}]
+    assert json.loads(at("memory", "--json").stdout)["devices"] == devices
     assert "no replica 'z' is running" in at("memory", "z").stderr
 
 

@@ -59,3 +59,12 @@ def test_a_label_of_several_models_names_no_request() -> None:
         {"id": "4", "label": "x", "replica": "b"},
     ]
     assert of_several(state, "y") == of_several(state, "4") == of_several(state, "5") == [], "the pool answers"
+
+
+def test_devices_are_of_all_models_and_their_parts_have_models() -> None:
+    devices = [{"id": "n", "budget_mib": 9, "seats": [{"replica": "a"}, {"replica": "b"}, {"replica": "new"}]}]
+    states = {"chat": _state(2.0, "a", devices=devices), "code": _state(1.0, "b", devices=devices)}
+    merged = merge_states(states)
+    seats = [{"replica": "a", "model": "chat"}, {"replica": "b", "model": "code"}, {"replica": "new"}]
+    assert merged["devices"] == [{"id": "n", "budget_mib": 9, "seats": seats}]
+    assert all("devices" not in model for model in merged["models"])

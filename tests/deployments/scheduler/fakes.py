@@ -10,6 +10,7 @@ from deployments.replica.reporting import ReplicaReporter
 from deployments.serve.levels import Levels
 from deployments.serve.membership import Membership
 from deployments.serve.modes import ModeOrder
+from deployments.serve.seats import Claims
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.decision.observation import Status
@@ -70,6 +71,19 @@ class FakeLevels:
 
     def write(self, configured: Levels, ordered: Levels) -> None:
         self.kept = ordered
+
+
+class FakeClaims:
+    """Implements `ClaimStore`."""
+
+    def __init__(self) -> None:
+        self.kept: Claims = {}
+
+    def read(self) -> Claims:
+        return dict(self.kept)
+
+    def write(self, claims: Claims) -> None:
+        self.kept = dict(claims)
 
 
 class FakeModes:

@@ -26,6 +26,7 @@ from simulator.workload.recording import read_recording
 from tests.deployments.engine.quick_engine import prompt_of, set_pace
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
+    FakeClaims,
     FakeLevels,
     FakeListing,
     FakeMembership,
@@ -108,6 +109,7 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
         now,
         now,
         FakeModes(),
+        FakeClaims(),
     )
     loop = asyncio.create_task(core.run())
     await core._epochs.ready.wait()

@@ -55,6 +55,7 @@ from simulator.world.terms import terms_of
 from simulator.world.world import World
 from tests.counts import scaled
 from tests.deployments.scheduler.fakes import (
+    FakeClaims,
     FakeLevels,
     FakeListing,
     FakeMembership,
@@ -238,7 +239,7 @@ class ScriptedScheduler:
         scaler, telemetry = FakeScaler(MOST), Telemetry(SOLE_POOL)
         stores = FakeRoles(), FakeLevels()
         ports = PoolPorts(SOLE_POOL, self.told, self.members, self.listing, scaler, *stores, telemetry)
-        self.core = LiveScheduler(ReplicaId("s"), config, 1, [ports], clock, clock, FakeModes())
+        self.core = LiveScheduler(ReplicaId("s"), config, 1, [ports], clock, clock, FakeModes(), FakeClaims())
         self.core._epochs._recorder = self.kept
         memory = self.core._memory.pool(SOLE_POOL)
         memory.terms = replace(memory.terms, speed=speed)

@@ -50,6 +50,7 @@ from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
     Answers,
+    FakeClaims,
     FakeLevels,
     FakeListing,
     FakeMembership,
@@ -176,6 +177,7 @@ class Scheduler:
             now,
             now,
             self.modes,
+            FakeClaims(),
         )
 
     async def epoch(self) -> None:
@@ -228,7 +230,7 @@ async def scheduler_of(fleets: Mapping[PoolId, Fleet]) -> LiveScheduler:
         )
         for pool, fleet in fleets.items()
     ]
-    core = LiveScheduler(ReplicaId("s"), config, 3, ports, now, now, FakeModes())
+    core = LiveScheduler(ReplicaId("s"), config, 3, ports, now, now, FakeModes(), FakeClaims())
     await asyncio.sleep(1.0)
     await core._epochs.epoch()
     return core

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from migration.memory.run import EngineEnded, Fitted, Resizer, begin, start_size
+from migration.memory.run import EngineEnded, Fitted, Resizer, begin
 from migration.memory.tables import PoolState
 from policies.memory.ledger import MemoryOrder, OrderNumber
 from policies.memory.plan import MemoryPlan, ModelMemory
@@ -26,7 +26,7 @@ class FakePool:
         self.size = self.capacity = self.pages = Blocks(size)
         self.used = Blocks(0)
         self.refuses = False
-        self.dead = False
+        self.dead = self.fails = False
         self.calls: list[str] = []
 
     def announce(self, blocks: Blocks) -> None:
@@ -56,6 +56,8 @@ class FakePool:
         await asyncio.sleep(0.01)
         if self.dead:
             raise EngineEnded("it is dead")
+        if self.fails:
+            raise RuntimeError("unforeseen")
 
 
 class Ordered:
@@ -155,7 +157,7 @@ async def test_memory_that_the_machine_does_not_take_stays_reported() -> None:
     ordered.order(8)
     await ordered.resizer.settled()
     assert ordered.at() == (8, 8, 20, 20) and ordered.resizer.state is PoolState.SETTLED
-    assert ordered.cause() == "the machine does not take it" and ordered.resizer.counts.failed == 1
+    assert ordered.cause() == "the machine does not take it" and ordered.resizer.counts.failed_shrinks == 1
     ordered.order(20)
     await ordered.resizer.settled()
     assert ordered.at() == (20, 20, 20, 20) and not ordered.cause(), "it holds what it was ordered to"
@@ -165,6 +167,30 @@ async def test_memory_that_the_machine_does_not_take_stays_reported() -> None:
     ordered.order(8)
     await ordered.resizer.settled()
     assert ordered.at() == (8, 8, 8, 8) and not ordered.cause()
+
+
+@pytest.mark.parametrize("blocks", [8, 40])
+async def test_a_call_that_fails_for_an_unknown_reason_is_made_again_by_the_same_order(blocks: int) -> None:
+    ordered = Ordered()
+    ordered.pool.fails = True
+    ordered.order(blocks)
+    await ordered.resizer.settled()
+    assert ordered.resizer.state is PoolState.SETTLED
+    assert (ordered.resizer.counts.failed_shrinks, ordered.resizer.counts.failed_growths) == (blocks < 20, blocks > 20)
+    assert (ordered.pool.size, ordered.resizer.held) == (20, max(20, blocks)), "what it may have stays counted"
+    assert "RuntimeError('unforeseen')" in (ordered.cause() or "")
+    ordered.pool.fails = False
+    ordered.order(blocks)
+    await ordered.resizer.settled()
+    assert ordered.at() == (blocks,) * 4 and not ordered.cause()
+
+
+async def test_an_operators_order_is_marked_until_one_of_a_division() -> None:
+    ordered = Ordered()
+    for number, by_hand in enumerate((True, False), 1):
+        ordered.resizer.obey(MemoryOrder(R, OrderNumber(1, number), MemoryPlan(Blocks(8)), by_hand), 5.0)
+        assert ordered.resizer.report.by_hand is by_hand
+    await ordered.resizer.settled()
 
 
 async def test_orders_to_a_dead_engine_do_nothing() -> None:
@@ -187,28 +213,6 @@ async def test_whatever_is_ordered_and_when_the_last_order_is_followed(seed: int
     await ordered.resizer.settled()
     assert set(ordered.at()) == {ordered.resizer.ordered}
     assert ordered.pool.used <= ordered.pool.size
-
-
-MIB = 1 << 20
-
-
-def of_share(share_mib: int, size: int = 500) -> int:
-    pool = FakePool(size, declared=900)
-    pool.model = ModelMemory(Bytes(100 * MIB), Bytes(60 * MIB), Bytes(0), Bytes(MIB), Blocks(40))
-    return start_size(pool, Bytes(share_mib * MIB))
-
-
-def test_a_pool_starts_with_what_fits_into_its_share() -> None:
-    assert of_share(200) == 40 and of_share(360) == 200
-    assert of_share(9000) == 500, "not with more than without a share"
-    assert of_share(9000, size=20) == 40, "but with the least"
-
-
-def test_a_share_below_the_least_is_refused_with_the_sum() -> None:
-    with pytest.raises(
-        ValueError, match=r"100 \(parameters\) \+ 60 \(processes\) \+ 40 \(KV .*\) = 200 MiB, and .* 199"
-    ):
-        of_share(199)
 
 
 @pytest.mark.parametrize("blocks", [8, 20, 40])

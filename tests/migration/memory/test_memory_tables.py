@@ -61,6 +61,8 @@ def results(at: PoolAndEngine) -> Iterator[tuple[PoolAndEngine, PoolEvent]]:
             yield done, PoolEvent.GROWN
     if at.activity is not None:
         yield at, PoolEvent.ENGINE_ENDED
+        yield at, PoolEvent.CALL_FAILED
+        yield done, PoolEvent.CALL_FAILED
 
 
 def fed(table: Table[PoolState, PoolEvent, PoolCommand], at: PoolAndEngine, event: PoolEvent) -> PoolAndEngine:
@@ -70,7 +72,7 @@ def fed(table: Table[PoolState, PoolEvent, PoolCommand], at: PoolAndEngine, even
     for command in commands:
         match command:
             case PoolCommand.ANNOUNCE:
-                at = replace(at, announced=at.ordered)
+                at = replace(at, announced=at.ordered, failed=at.failed and at.state is not PoolState.SETTLED)
             case PoolCommand.NOTE_RELEASED:
                 at = replace(at, held=at.ordered, failed=False)
             case PoolCommand.NOTE_FAILED:
@@ -87,7 +89,7 @@ def following(table: Table[PoolState, PoolEvent, PoolCommand], at: PoolAndEngine
     for engine, event in results(at):
         yield fed(table, engine, event)
     for before, blocks in product({at, performed(at)}, SIZES):
-        event = order_event(at.state, blocks, at.ordered, at.held)
+        event = order_event(at.state, blocks, at.ordered, at.held, at.failed)
         yield fed(table, replace(before, ordered=blocks), event)
     if at.used < at.size:
         yield replace(at, used=at.used + 1)
@@ -105,7 +107,7 @@ def faults(at: PoolAndEngine) -> Iterator[str]:
         yield "a request has a block that is not handed out"
     if at.state is not PoolState.OVER and at.announced > max(at.size, at.ordered):
         yield "more is announced than there will be"
-    if at.state is PoolState.SETTLED and (at.size, at.announced) != (at.ordered, at.ordered):
+    if at.state is PoolState.SETTLED and not at.failed and (at.size, at.announced) != (at.ordered, at.ordered):
         yield "a settled pool has not the ordered size"
     if at.state is PoolState.SETTLED and not at.failed and at.held != at.ordered:
         yield "a settled replica holds more than it was ordered to"

@@ -93,6 +93,14 @@ def test_a_seat_that_has_just_shrunk_below_its_use_keeps_what_it_uses() -> None:
     assert sum(divide(Bytes(1000), [*seats, newcomer], 11.0).values()) <= 1000, "floors come first"
 
 
+def test_a_seat_that_keeps_what_it_uses_gets_no_more_before_the_others_have_as_much() -> None:
+    resting = need("a", used=400, want=900, size=400, shrunk_at=10.0)
+    sizes = divide(Bytes(1000), [resting, need("b", want=900, size=100)], 10.0)
+    assert sizes == {"a": 500, "b": 500}
+    sizes = divide(Bytes(600), [resting, need("b", want=900, size=100)], 10.0)
+    assert sizes == {"a": 400, "b": 200}
+
+
 def test_floors_above_the_budget_are_an_error() -> None:
     with pytest.raises(ValueError, match="by 5 bytes"):
         divide(Bytes(15), [need("a"), need("b")], 0.0)

@@ -1,0 +1,167 @@
+"""Two models on one budget of memory: it follows the demand from one to the other, and their tokens stay the same."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+
+from tests.integration.application import Answer, Application, Client, eventually, processes, prompt, total
+from tests.integration.conftest import SHARED_MIB
+from tests.integration.two_models import is_of_other, is_of_tiny
+
+OURS = {"tiny": is_of_tiny, "other": is_of_other}
+STREAMS, PROMPT, TOKENS = 40, 600, 200
+"""Together they want nearly all KV blocks that the budget has room for."""
+Prompts = Sequence[list[int]]
+
+
+def prompts(name: str) -> Prompts:
+    return [prompt(PROMPT + i % 20, f"{name} {i}") for i in range(STREAMS)]
+
+
+async def streamed(client: Client, model: str, asked: Prompts) -> list[str]:
+    """The texts of all prompts, at once; none may have an error."""
+    answers = [Answer() for _ in asked]
+    pairs = zip(answers, asked, strict=True)
+    await asyncio.gather(
+        *(client.stream(each, p, TOKENS, f"{model}-{i}", model=model) for i, (each, p) in enumerate(pairs))
+    )
+    assert [(answer.error, answer.finish) for answer in answers] == [(None, "length")] * len(asked)
+    assert all(OURS[model](answer.text) for answer in answers)
+    return [answer.text for answer in answers]
+
+
+async def seats(client: Client) -> dict[str, dict[str, Any]]:
+    """The parts of the models' replicas in the memory of the node, by model."""
+    (device,) = (await client.state())["devices"]
+    assert device["held_mib"] <= device["ordered_mib"] <= device["budget_mib"] == SHARED_MIB
+    return {seat["model"]: seat for seat in device["seats"]}
+
+
+async def sizes(client: Client) -> dict[str, int]:
+    """The KV blocks of the models' replicas, once they are settled."""
+    found: dict[str, Any] = {}
+
+    async def settled() -> bool:
+        found.update({replica["model"]: replica["memory"] for replica in await client.running()})
+        return len(found) == 2 and all(memory["state"] == "settled" for memory in found.values())
+
+    await eventually(settled, within_s=60)
+    return {model: memory["blocks"] for model, memory in found.items()}
+
+
+async def rests(client: Client) -> dict[str, int]:
+    """The sizes of idle replicas once no resize is ordered any more, for some epochs."""
+    await client.settle()
+    found: list[tuple[dict[str, int], float]] = []
+
+    async def is_quiet() -> bool:
+        found.append((await sizes(client), total(await client.metrics(), "mell_resizes_total")))
+        await asyncio.sleep(1.5)
+        return len(found) > 1 and found[-1] == found[-2]
+
+    await eventually(is_quiet, within_s=60)
+    return found[-1][0]
+
+
+@asynccontextmanager
+async def watched(client: Client) -> AsyncIterator[list[int]]:
+    """The resident memory of all replicas, in MiB, again and again."""
+    found: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            pids = {pid for replica in await client.running() for pid in replica["pids"]}
+            found.append(sum(psutil.Process(pid).memory_info().rss for pid in pids) >> 20)
+            await asyncio.sleep(0.3)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield found
+    finally:
+        watching.cancel()
+        await asyncio.wait((watching,))
+
+
+async def test_memory_follows_the_demand_from_one_model_to_the_other(sharing: Application) -> None:
+    async with sharing.client() as client:
+        await client.set_mode("off")
+        asked = {model: prompts(model) for model in OURS}
+        want = {model: await streamed(client, model, asked[model]) for model in OURS}
+        await client.set_mode("act")
+        even = await rests(client)
+        both = sum(even.values())
+        assert all(abs(size - both / 2) < 0.06 * both for size in even.values()), even
+        async with watched(client) as resident:
+            for model, other in (("tiny", "other"), ("other", "tiny")):
+                streams = asyncio.create_task(streamed(client, model, asked[model]))
+
+                async def has_grown(model: str = model, other: str = other) -> bool:
+                    now = {r["model"]: r["memory"]["blocks"] for r in await client.running()}
+                    return bool(now[model] > 1.3 * even[model] and now[other] < 0.7 * even[other])
+
+                await eventually(has_grown, within_s=120)
+                seat = (await seats(client))[model]
+                assert (seat["by"], seat["target_mib"] > seat["want_mib"] // 2) == ("demand", True)
+                assert await streams == want[model]
+            # Both at once: each has its half again, whatever the other one wants.
+            texts = await asyncio.gather(*(streamed(client, model, asked[model]) for model in OURS))
+            assert dict(zip(OURS, texts, strict=True)) == want
+        assert max(resident) < 1.1 * SHARED_MIB, max(resident)
+        again = await rests(client)
+        assert all(abs(again[model] - even[model]) < 0.06 * both for model in OURS), again
+        assert all(replica["cache"]["exact"] for replica in await client.running())
+
+
+async def test_a_size_by_hand_stays_until_it_is_given_back(sharing: Application) -> None:
+    async with sharing.client() as client:
+        even = await rests(client)
+        mine = next(replica["id"] for replica in await client.running() if replica["model"] == "tiny")
+        assert (await client.set_memory(mine, 100)).status_code == 202
+
+        async def other_has_the_rest() -> bool:
+            now = await sizes(client)
+            return now["tiny"] == 100 and now["other"] > 1.5 * even["other"]
+
+        await eventually(other_has_the_rest, within_s=60)
+        assert {model: seat["by"] for model, seat in (await seats(client)).items()} == {
+            "tiny": "hand",
+            "other": "demand",
+        }
+        fence = (await client.state())["fence"]
+        processes("ServeReplica:mell:Scheduler")[-1].kill()
+
+        async def another_scheduler_divides() -> bool:
+            state = await client.state()
+            return bool(state["fence"] > fence and (await seats(client))["other"]["by"] == "demand")
+
+        await eventually(another_scheduler_divides, within_s=60)
+        assert (await sizes(client))["tiny"] == 100 and (await seats(client))["tiny"]["by"] == "hand"
+        assert (await client.set_memory(mine, None)).status_code == 202
+
+        async def even_again() -> bool:
+            now = await sizes(client)
+            return all(abs(now[model] - even[model]) < 0.06 * sum(even.values()) for model in OURS)
+
+        await eventually(even_again, within_s=60)
+
+
+async def test_a_replica_that_dies_gets_its_memory_again(sharing: Application) -> None:
+    """The other one grows into it, and shrinks before the new one starts."""
+    async with sharing.client() as client:
+        even = await rests(client)
+        dead = next(replica for replica in await client.running() if replica["model"] == "tiny")
+        async with watched(client) as resident:
+            psutil.Process(dead["pids"][-1]).kill()
+
+            async def replaced() -> bool:
+                found = [r["id"] for r in await client.running() if r["model"] == "tiny"]
+                await seats(client)
+                return len(found) == 1 and found != [dead["id"]]
+
+            await eventually(replaced, within_s=240)
+        again = await rests(client)
+        assert all(abs(again[model] - even[model]) < 0.06 * sum(even.values()) for model in OURS), again
+        assert max(resident) < 1.1 * SHARED_MIB, max(resident)
