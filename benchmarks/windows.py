@@ -1,20 +1,26 @@
 """Windows of five kinds of traffic, served by Mell with its default settings and by constant numbers of replicas.
 
-    python -m benchmarks.windows [--kinds steady,wave] [--seeds 1 2 3] [--processes 2] [--json FILE]
+    python -m benchmarks.windows [--kinds steady,wave] [--seeds 1 2 3] [--autoscalers] [--processes 2] [--json FILE]
 
 Requests arrive by a Poisson process of a rate that may vary, with lengths from log-normal distributions: half an hour,
 after ten minutes of warm-up. Constant numbers are those of the simulated fleet behind a router that knows every
 replica's KV cache at each arrival, without delay. Of these the table has the smallest that keeps the level; none if
 none up to `MOST` does. All runs of a window serve the same requests.
+
+With `--autoscalers`, Ray Serve's rule and one by KV utilisation serve the windows, too, behind the same router and at
+every one of `SETTINGS`. A target of Serve's rule is a share of the requests that fill a replica in the mean of the
+window, so that one setting means the same in small and in large caches.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from math import cos, log, pi
 from pathlib import Path
 from random import Random
@@ -29,6 +35,7 @@ from simulator.command.order import LIVE_COOLDOWN_S
 from simulator.costs.costs import Costs, read_costs
 from simulator.outcome.metrics import Window
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
+from simulator.planning.cases import DEFAULT, SHORT, TITLES, Contender, Delays, autoscaler_case, targets_of
 from simulator.planning.perform import PlanRun
 from simulator.workload.workload import Job
 from simulator.world.setup import Setup
@@ -41,6 +48,26 @@ MOST = 16
 """The largest constant number of replicas that is tried."""
 CONSTANT = ScalingRule(LoadMeasure.KV, 1e9, 0.0, 1e9, 10.0, 2.0, router=FleetRouter.LEAST_KV)
 """A rule that never changes the number of replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of an autoscaler: its target, as a share of a full replica, and its delays."""
+
+    contender: Contender
+    fill: float
+    delays: Delays
+
+    def __str__(self) -> str:
+        return f"{self.fill:.0%}, {self.delays}"
+
+
+SETTINGS = tuple(
+    Setting(*each)
+    for each in product(
+        (Contender.SERVE, Contender.KV), (0.5, 0.7, 0.85), (SHORT, replace(SHORT, down_s=120.0), DEFAULT)
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +110,34 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One run in its window; times are 99th percentiles."""
+    """One run in its window; times are 99th percentiles. `moves` are by the values of their reasons."""
 
     name: str
     gpu_seconds: float
     ttft_s: float
     itl_s: float
-    moves: int
+    moves: Mapping[str, int]
     preemptions: int
     keeps: bool
+
+    @property
+    def moved(self) -> int:
+        """The number of moves."""
+        return sum(self.moves.values())
 
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """One window: its kind and seed, Mell, and the least constant number that keeps the level, if any does."""
+    """One window: its kind and seed, Mell, and the least constant number that keeps the level, if any does.
+
+    `autoscalers` are those of `SETTINGS`, in their order, or none.
+    """
 
     kind: str
     seed: int
     mell: Served
     constant: Served | None
+    autoscalers: Sequence[Served] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -134,8 +170,8 @@ def _arrivals(kind: WindowKind, rng: Random, until_s: float) -> Iterator[float]:
         now += rng.expovariate(kind.peak)
 
 
-def serve(name: str, seed: int, window: Window, costs: Costs) -> WindowResult:
-    """Serve one window by Mell, and by constant numbers from one upwards until the level is kept."""
+def serve(name: str, seed: int, window: Window, costs: Costs, settings: Sequence[Setting] = ()) -> WindowResult:
+    """Serve one window by Mell, by autoscalers, and by constant numbers from one upwards until the level is kept."""
     kind = KINDS[name]
     jobs = jobs_of(kind, seed, window.horizon_s)
     setup = Setup(
@@ -148,23 +184,32 @@ def serve(name: str, seed: int, window: Window, costs: Costs) -> WindowResult:
     )
     run = PlanRun("pack", seed, jobs, setup, window, costs)
     mell = _served("mell", run)
+    autoscalers = [_served(str(setting), _autoscaled(setting, run)) for setting in settings]
     for number in range(1, MOST + 1):
         fixed = replace(setup, min_replicas=number, max_gpus=number, service=None)
         constant = _served(f"constant {number}", replace(run, rule=CONSTANT, setup=fixed))
         if constant.keeps:
-            return WindowResult(name, seed, mell, constant)
-    return WindowResult(name, seed, mell, None)
+            return WindowResult(name, seed, mell, constant, autoscalers)
+    return WindowResult(name, seed, mell, None, autoscalers)
+
+
+def _autoscaled(setting: Setting, run: PlanRun) -> PlanRun:
+    """The run under an autoscaler."""
+    full = targets_of(setting.contender, run.setup, run.jobs, (setting.fill,))
+    case = autoscaler_case(run.setup, run.costs, setting.contender, full[0], setting.delays, FleetRouter.LEAST_KV)
+    return replace(run, rule=case.rule, setup=case.setup)
 
 
 def _served(name: str, run: PlanRun) -> Served:
     found: ServiceOutcome = run.perform(lambda now: None).whole
     keeps = found.keeps(PlannedLevels(LEVEL))
     itl_s = found.itl_p99_s or 0.0
-    return Served(name, found.gpu_seconds, found.ttft_p99_s or 0.0, itl_s, found.moves, found.preemptions, keeps)
+    moves = {reason.value: count for reason, count in sorted(found.moves_by_reason.items())}
+    return Served(name, found.gpu_seconds, found.ttft_p99_s or 0.0, itl_s, moves, found.preemptions, keeps)
 
 
 def render(results: Sequence[WindowResult]) -> str:
-    """A table of the windows, and below it what they come to."""
+    """A table of the windows, below it what they come to, the moves by reason, and the autoscalers' best settings."""
     rows = [
         "kind      seed  Mell GPU-s  TTFT p99  ITL p99  moves  level   constant  GPU-s  TTFT p99  ratio  moves/saved"
     ]
@@ -172,14 +217,14 @@ def render(results: Sequence[WindowResult]) -> str:
         mell, constant = each.mell, each.constant
         row = (
             f"{each.kind:<8}  {each.seed:>4}  {mell.gpu_seconds:>10,.0f}  {mell.ttft_s:>6.2f} s  "
-            f"{mell.itl_s * 1e3:>4.0f} ms  {mell.moves:>5}  {'kept' if mell.keeps else 'missed':<6}"
+            f"{mell.itl_s * 1e3:>4.0f} ms  {mell.moved:>5}  {'kept' if mell.keeps else 'missed':<6}"
         )
         if constant is None:
             row += f"  none up to {MOST} keeps the level"
         else:
             number = constant.name.removeprefix("constant ")
             row += f"  {number:>8}  {constant.gpu_seconds:>5,.0f}  {constant.ttft_s:>6.2f} s  {each.ratio:>5.2f}"
-            row += f"  {mell.moves / each.saved:>11.2f}" if each.saved > 0 else f"  {'-':>11}"
+            row += f"  {mell.moved / each.saved:>11.2f}" if each.saved > 0 else f"  {'-':>11}"
         rows.append(row)
     pairs = [(each.mell, each.constant) for each in results if each.constant is not None]
     if pairs:
@@ -190,9 +235,58 @@ def render(results: Sequence[WindowResult]) -> str:
             f"with {ratio:.2f} of the GPU-seconds of each window's best constant number."
         )
         if (saved := sum(each.saved for each in results)) > 0:
-            moves = sum(mell.moves for mell, _ in pairs)
+            moves = sum(mell.moved for mell, _ in pairs)
             rows.append(f"It makes {moves:,} moves, {moves / saved:.2f} for each GPU-second that it saves.")
-    return "\n".join(rows)
+    return "\n".join([*rows, *_reasons(results), *_autoscalers(results)])
+
+
+def _reasons(results: Sequence[WindowResult]) -> Iterator[str]:
+    """A table of Mell's moves by reason, with the preemptions that were left."""
+    total: Counter[str] = Counter()
+    for each in results:
+        total.update(each.mell.moves)
+    yield ""
+    yield "kind      seed" + "".join(f"  {reason:>9}" for reason in total) + "  preempted"
+    for each in results:
+        counts = "".join(f"  {each.mell.moves.get(reason, 0):>9,}" for reason in total)
+        yield f"{each.kind:<8}  {each.seed:>4}{counts}  {each.mell.preemptions:>9,}"
+    counts = "".join(f"  {count:>9,}" for count in total.values())
+    yield f"{'all':<14}{counts}  {sum(each.mell.preemptions for each in results):>9,}"
+
+
+def _autoscalers(results: Sequence[WindowResult]) -> Iterator[str]:
+    """For every autoscaler, its best setting for all windows together, and the best one of each window."""
+    for contender in (Contender.SERVE, Contender.KV):
+        runs = {
+            setting: [each.autoscalers[index] for each in results]
+            for index, setting in enumerate(SETTINGS)
+            if setting.contender is contender and all(each.autoscalers for each in results)
+        }
+        if not runs:
+            return
+        best = min(runs, key=lambda setting: (-_kept(runs[setting]), _used(runs[setting])))
+        mell = _used([each.mell for each in results])
+        yield ""
+        yield (
+            f"{TITLES[contender]}, best single setting ({best}): level kept in {_kept(runs[best])} of {len(results)} "
+            f"windows, Mell takes {mell / _used(runs[best]):.2f} of its GPU-seconds."
+        )
+        for each, row in zip(results, zip(*runs.values(), strict=True), strict=True):
+            kept = [served for served in row if served.keeps]
+            text = "no setting keeps the level"
+            if kept:
+                own = min(kept, key=lambda served: served.gpu_seconds)
+                ratio = each.mell.gpu_seconds / own.gpu_seconds
+                text = f"{own.gpu_seconds:>6,.0f} GPU-s, TTFT p99 {own.ttft_s:.2f} s with {own.name}; ratio {ratio:.2f}"
+            yield f"{each.kind:<8}  {each.seed:>4}  {text}"
+
+
+def _kept(runs: Sequence[Served]) -> int:
+    return sum(served.keeps for served in runs)
+
+
+def _used(runs: Sequence[Served]) -> float:
+    return sum(served.gpu_seconds for served in runs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -203,6 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--startup-s", type=float, default=STARTUP_S, help="seconds of a start (default: %(default)g)")
     parser.add_argument("--length-s", type=float, default=LENGTH_S, help="seconds of a window (default: %(default)g)")
     parser.add_argument("--warmup-s", type=float, default=WARMUP_S, help="seconds before it (default: %(default)g)")
+    parser.add_argument("--autoscalers", action="store_true", help="serve the windows by autoscalers, too")
     parser.add_argument("--processes", type=int, default=2, help="runs at the same time (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args(argv)
@@ -211,17 +306,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no kind {unknown[0]!r}: the kinds are {', '.join(KINDS)}")
     window = Window(given.warmup_s, given.warmup_s + given.length_s)
     costs = replace(read_costs(COSTS), startup_s=given.startup_s)
+    settings = SETTINGS if given.autoscalers else ()
     windows = [(kind, seed) for kind in kinds for seed in given.seeds]
     with ProcessPoolExecutor(given.processes) as pool:
-        results = list(tqdm(pool.map(partial(_serve_pair, window, costs), windows), total=len(windows), unit="window"))
+        results = list(
+            tqdm(pool.map(partial(_serve_pair, window, costs, settings), windows), total=len(windows), unit="window")
+        )
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     print(render(results))
     return 0
 
 
-def _serve_pair(window: Window, costs: Costs, pair: tuple[str, int]) -> WindowResult:
-    return serve(*pair, window, costs)
+def _serve_pair(window: Window, costs: Costs, settings: Sequence[Setting], pair: tuple[str, int]) -> WindowResult:
+    return serve(*pair, window, costs, settings)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ that it has waited. Times between tokens are all those that a client sees, pause
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -12,7 +13,7 @@ from itertools import accumulate, pairwise
 from policies.cluster.cluster import Cluster
 from policies.cost.service import TAIL, ServiceLevel, strictest
 from policies.model import RequestId, Tokens
-from policies.plan import Plan
+from policies.plan import Plan, Reason
 from policies.precedence import DEFAULT_CLASS
 from simulator.outcome.metrics import Window
 from simulator.outcome.recorder import STEP_GRID_S, STEP_SPAN_S
@@ -40,7 +41,7 @@ class ServiceRecorder:
     firsts: dict[RequestId, float] = field(default_factory=dict)
     steps: dict[tuple[int, int], float] = field(default_factory=dict)
     preemptions: list[float] = field(default_factory=list)
-    moves: list[float] = field(default_factory=list)
+    moves: list[tuple[float, Reason]] = field(default_factory=list)
 
     def decided(
         self, now: float, cluster: Cluster, plans: Sequence[Plan], closing: int = 0, machines: int | None = None
@@ -63,7 +64,7 @@ class ServiceRecorder:
     def transferred(self, now: float, transfer: Transfer) -> None:
         """See `Observer`."""
         if transfer.completed:
-            self.moves.append(now)
+            self.moves.append((now, transfer.reason))
 
     def preempted(self, now: float, tokens: Tokens) -> None:
         """See `Observer`."""
@@ -107,6 +108,7 @@ class ServiceOutcome:
     unfinished: int
     ttft_p99_by_class_s: Mapping[str, float] = field(default_factory=dict)
     machine_seconds: float | None = None
+    moves_by_reason: Mapping[Reason, int] = field(default_factory=dict)
 
     def keeps(self, levels: PlannedLevels) -> bool:
         """True if the first tokens of every class are within its level, and the times between tokens within all."""
@@ -138,6 +140,7 @@ def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until
     waits = sorted(wait_s for waits_s in by_class.values() for wait_s in waits_s)
     counts = list(within(recorder.gpus, window.warmup_s, window.horizon_s))
     used = _seconds(recorder.gpus, window)
+    moves = Counter(reason for at, reason in recorder.moves if window.has(at))
     return ServiceOutcome(
         gpu_seconds=used,
         gpus_mean=used / window.seconds,
@@ -146,12 +149,13 @@ def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until
         ttft_p99_s=quantile(waits, 1 - TAIL) if waits else None,
         itl_p99_s=inter_token_p99(recorder.steps, window),
         preemptions=sum(map(window.has, recorder.preemptions)),
-        moves=sum(map(window.has, recorder.moves)),
+        moves=moves.total(),
         unfinished=sum(job.id not in recorder.firsts for job in inside),
         ttft_p99_by_class_s={}
         if by_class.keys() <= {DEFAULT_CLASS}
         else {name: quantile(sorted(by_class[name]), 1 - TAIL) for name in sorted(by_class)},
         machine_seconds=_seconds(recorder.machines, window) if recorder.machines else None,
+        moves_by_reason=moves,
     )
 
 

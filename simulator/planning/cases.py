@@ -153,7 +153,7 @@ def plan_cases(setup: Setup, costs: Costs, jobs: Sequence[Job]) -> list[PlanCase
         *_policies(setup, costs),
         *_look_ahead(setup, costs),
         *(
-            _autoscaler(setup, costs, contender, targets[len(targets) // 2], delays, router)
+            autoscaler_case(setup, costs, contender, targets[len(targets) // 2], delays, router)
             for contender, router in ROUTERS.items()
             for targets in [targets_of(contender, setup, jobs)]
             for delays in ONE_BY_ONE
@@ -171,13 +171,13 @@ def targeted_cases(
     for contender, router in ROUTERS.items():
         for target in targets_of(contender, setup, jobs):
             for delays in dict.fromkeys([*chosen[contender], DEFAULT]):
-                yield _autoscaler(setup, costs, contender, target, delays, router)
+                yield autoscaler_case(setup, costs, contender, target, delays, router)
             first = chosen[contender][0]
             for other in FleetRouter:
                 if other is not router:
-                    yield _autoscaler(setup, costs, contender, target, first, other)
+                    yield autoscaler_case(setup, costs, contender, target, first, other)
             if contender is Contender.SERVE:
-                yield _autoscaler(setup, costs, contender, target, first, router, round(1.5 * target))
+                yield autoscaler_case(setup, costs, contender, target, first, router, round(1.5 * target))
 
 
 def constant_cases(setup: Setup, costs: Costs, numbers: Iterable[int]) -> Iterator[PlanCase]:
@@ -189,13 +189,15 @@ def constant_cases(setup: Setup, costs: Costs, numbers: Iterable[int]) -> Iterat
             yield PlanCase(name, Contender.CONSTANT, ScalingRule(router=router), fixed, costs)
 
 
-def targets_of(contender: Contender, setup: Setup, jobs: Sequence[Job]) -> list[float]:
-    """The targets of an autoscaler, in ascending order."""
+def targets_of(
+    contender: Contender, setup: Setup, jobs: Sequence[Job], fills: Sequence[float] | None = None
+) -> list[float]:
+    """The targets of an autoscaler, in ascending order, by the shares in `fills`; None: those of a plan."""
     if MEASURES[contender] is LoadMeasure.KV:
-        return list(FILLS[1:])
+        return list(FILLS[1:] if fills is None else fills)
     full = requests_per_replica(jobs, setup.capacity)
     # Few requests fill a replica of a small cache: then several shares are the same target.
-    return list(dict.fromkeys(max(1.0, round(fill * full)) for fill in FILLS))
+    return list(dict.fromkeys(max(1.0, round(fill * full)) for fill in fills or FILLS))
 
 
 def _mell(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
@@ -237,7 +239,7 @@ def _look_ahead(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
         yield PlanCase(name, Contender.LOOK_AHEAD, rule, replace(setup, service=None), costs)
 
 
-def _autoscaler(
+def autoscaler_case(
     setup: Setup,
     costs: Costs,
     contender: Contender,
@@ -246,6 +248,7 @@ def _autoscaler(
     router: FleetRouter,
     most: int | None = None,
 ) -> PlanCase:
+    """An autoscaler with a target and delays, at most `most` requests per replica (None: no limit)."""
     measure = MEASURES[contender]
     rule = replace(_rule(measure, target, delays, router), max_ongoing=most)
     amount = f"{target:.0%}" if measure is LoadMeasure.KV else f"{target:g}"

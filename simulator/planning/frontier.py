@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from policies.plan import Reason
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
 from simulator.outcome.statistics import mean
 from simulator.planning.cases import LEVEL, Contender, PlanCase
@@ -41,6 +42,11 @@ def averaged(outcomes: Sequence[ServiceOutcome]) -> ServiceOutcome:
         itl_p99_s=_mean([each.itl_p99_s for each in outcomes]),
         preemptions=round(mean([each.preemptions for each in outcomes])),
         moves=round(mean([each.moves for each in outcomes])),
+        moves_by_reason={
+            reason: round(mean([each.moves_by_reason.get(reason, 0) for each in outcomes]))
+            for reason in Reason
+            if any(reason in each.moves_by_reason for each in outcomes)
+        },
         unfinished=round(mean([each.unfinished for each in outcomes])),
         machine_seconds=_mean([each.machine_seconds for each in outcomes]),
         ttft_p99_by_class_s={

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.windows import KINDS, Served, WindowResult, jobs_of, main, render
+from benchmarks.windows import KINDS, SETTINGS, Served, WindowResult, jobs_of, main, render
 
 
 @pytest.mark.slow
@@ -37,10 +37,10 @@ def test_every_request_fits_a_replica_and_equal_seeds_give_equal_requests(name: 
 
 
 def test_the_table_compares_windows_that_a_constant_number_keeps() -> None:
-    kept = Served("mell", 90.0, 1.0, 0.1, 3, 0, True)
+    kept = Served("mell", 90.0, 1.0, 0.1, {"drain": 1, "overload": 2}, 0, True)
     dearer = replace(kept, gpu_seconds=105.0)
-    missed = Served("mell", 50.0, 9.0, 0.1, 7, 0, False)
-    constant = Served("constant 4", 100.0, 1.0, 0.1, 0, 0, True)
+    missed = Served("mell", 50.0, 9.0, 0.1, {"overload": 7}, 5, False)
+    constant = Served("constant 4", 100.0, 1.0, 0.1, {}, 0, True)
     results = [("steady", kept, constant), ("tiny", dearer, constant), ("wave", missed, None)]
     text = render([WindowResult(kind, 1, mell, best) for kind, mell, best in results])
     assert "keeps the level in 2 of 2 windows" in text
@@ -48,3 +48,16 @@ def test_the_table_compares_windows_that_a_constant_number_keeps() -> None:
     assert [row.split()[-1] for row in text.split("\n")[1:3]] == ["0.30", "-"]
     assert "6 moves, 1.20 for each GPU-second" in text
     assert "none up to" in text
+    assert [row.split() for row in text.split("\n") if row.startswith("all")] == [["all", "2", "11", "5"]]
+
+
+def test_an_autoscaler_is_judged_by_one_setting_for_all_windows_and_by_the_best_of_each() -> None:
+    mell = Served("mell", 80.0, 1.0, 0.1, {}, 0, True)
+    dear, cheap = replace(mell, name="dear", gpu_seconds=160.0), replace(mell, name="cheap", gpu_seconds=100.0)
+    missed = replace(cheap, keeps=False)
+    # Only the first setting keeps both levels; the others are cheaper in the first window.
+    first = WindowResult("steady", 1, mell, None, (dear, *[cheap] * (len(SETTINGS) - 1)))
+    second = WindowResult("wave", 1, mell, None, (dear, *[missed] * (len(SETTINGS) - 1)))
+    text = next(part for part in render([first, second]).split("\n\n") if "best single" in part)
+    assert f"({SETTINGS[0]}): level kept in 2 of 2 windows, Mell takes 0.50 of" in text
+    assert [row.split()[-1] for row in text.split("\n")[1:]] == ["0.80", "0.50"]

@@ -6,6 +6,7 @@ import pytest
 
 from policies.cost.service import ServiceLevel
 from policies.model import RequestId, Tokens
+from policies.plan import Reason
 from simulator.outcome.metrics import Window
 from simulator.outcome.service import PlannedLevels, ServiceRecorder, parts, served, within
 from simulator.workload.workload import Job
@@ -62,6 +63,14 @@ def test_the_times_between_tokens_are_weighted_with_the_tokens() -> None:
     assert served(made, [], WINDOW, 300.0).itl_p99_s == pytest.approx(0.5)
     made.stepped(130.0, 0.02, 200.0)
     assert served(made, [], WINDOW, 300.0).itl_p99_s == pytest.approx(0.02)
+
+
+def test_moves_of_the_window_count_by_reason() -> None:
+    made = recorder()
+    for now, reason in ((90.0, Reason.DRAIN), (110.0, Reason.DRAIN), (120.0, Reason.OVERLOAD), (130.0, Reason.DRAIN)):
+        made.moves.append((now, reason))
+    found = served(made, [], WINDOW, 300.0)
+    assert (found.moves, found.moves_by_reason) == (3, {Reason.DRAIN: 2, Reason.OVERLOAD: 1})
 
 
 def test_first_tokens_are_judged_by_the_level_of_their_class() -> None:
