@@ -37,7 +37,7 @@ from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock
 from policies.decision.devices import Division, SeatSize
 from policies.decision.observation import Device, DeviceSeat
-from policies.memory.ledger import DeviceLedger, MemoryOrder, Seat
+from policies.memory.ledger import DeviceLedger, MemoryOrder, OrderNumber, Seat
 from policies.memory.plan import MemoryPlan, ModelMemory, mib_of
 from policies.model import Blocks, Bytes, PoolId, ReplicaId
 
@@ -117,6 +117,8 @@ class NodeMemory:
         self._claims: dict[ReplicaId, SeatClaim] = {}
         self._claimed_at: dict[ReplicaId, float] = {}
         self._waiting: dict[ReplicaId, _Waiting] = {}
+        self._lacks: dict[ReplicaId, str] = {}
+        """The reasons why measured engines do not serve yet."""
         self._ordering: Counter[ReplicaId] = Counter()
         """The number of orders under way to each replica."""
         self._sizes: dict[ReplicaId, SeatSize] = {}
@@ -174,6 +176,7 @@ class NodeMemory:
         del self._pool_of[replica]
         self._sizes.pop(replica, None)
         self._repeated_at.pop(replica, None)
+        self._lacks.pop(replica, None)
         if self._claims.pop(replica, None) is not None:
             self._store.write(self._claims)
 
@@ -240,11 +243,13 @@ class NodeMemory:
             # It has its parameters already: it counts with them, and other replicas shrink.
             size = Bytes(max(model.least, 0 if seat is None else seat.bound))
             self._put(call, ledger.claim(call.replica, size), size)
-            return SeatLater(self._lack(others, size))
+            reason = self._lacks[call.replica] = self._lack(others, size)
+            return SeatLater(reason)
+        self._lacks.pop(call.replica, None)
         self._put(call, seated, model.need(plan))
         return SeatGiven(plan, self._at(call))
 
-    def _at(self, call: SeatCall) -> Any:
+    def _at(self, call: SeatCall) -> OrderNumber:
         reported = self._ledgers[call.node].seat(call.replica).reported
         assert reported is not None, "a replica that starts has nothing to report"
         return reported.at
@@ -452,7 +457,7 @@ class NodeMemory:
             "ordered_mib": mib_of(seat.bound),
         }
         if (size := self._sizes.get(seat.replica)) is None or not self._is_divided(seat):
-            return found | {"why": _WHY.get(found["by"], "")}
+            return found | {"why": self._lacks.get(seat.replica) or _WHY.get(found["by"], "")}
         target = size.blocks * block
         if size.want > target:
             why = "its requests want more than there is for it"

@@ -252,6 +252,15 @@ def test_steps_of_decoding_are_in_the_metrics_soon() -> None:
     assert metrics.scheduler is message.scheduler_stats
 
 
+def test_the_newest_usage_is_that_of_the_same_blocks_after_a_resize() -> None:
+    config = engine_args(str(ensure_tiny_model()), {"dtype": "float32"}).create_engine_config(USAGE)
+    metrics, message = EngineMetrics(config, 1600), step(1)
+    message.scheduler_stats = SchedulerStats(1, kv_cache_usage=0.25)
+    metrics.record(message)
+    metrics.resize(800)
+    assert (metrics.scheduler.kv_cache_usage, metrics.steps.capacity) == (0.5, 800)
+
+
 class Sink:
     """Takes what a run makes; broken ones raise."""
 

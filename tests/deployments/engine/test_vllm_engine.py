@@ -190,14 +190,17 @@ async def test_free_blocks_of_an_elastic_pool_are_those_of_its_announced_size() 
     """vLLM's usage is of the blocks that it hands out; requests may use more than the pool will have."""
     engine, use = over(FakeCore()), 0.5
     engine._max_requests = engine._step_tokens = engine._max_adapters = 64
-    metrics: Any = SimpleNamespace(scheduler=SchedulerStats(kv_cache_usage=use), preemptions=0, steps=StepMeter(0))
+    steps, sizes = StepMeter(0), list[int]()
+    metrics: Any = SimpleNamespace(
+        scheduler=SchedulerStats(kv_cache_usage=use), preemptions=0, steps=steps, resize=sizes.append
+    )
     engine._metrics = metrics
     memory: Any = SimpleNamespace(capacity=Blocks(30), size=Blocks(100), start=Blocks(80))
     engine.memory = memory
     stats = engine.stats()
     assert (stats.capacity_tokens, stats.nominal_tokens, stats.free_blocks) == (30 * 16, 80 * 16, 30 - 50)
     engine._resized(Blocks(100))
-    assert engine._metrics.steps.capacity == 100 * 16
+    assert sizes == [100 * 16]
 
 
 async def test_a_pooled_request_occupies_its_prompt_until_it_ends() -> None:

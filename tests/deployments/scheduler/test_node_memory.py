@@ -354,12 +354,15 @@ def test_of_two_replicas_that_wait_the_first_one_gets_the_room() -> None:
 async def test_an_engine_that_needs_more_than_expected_waits_and_others_shrink() -> None:
     node = Node("a", blocks=700, pools={B: TWO}, weights=(9.0, 1.0))
     assert isinstance(node.seat(B, pool=TWO), SeatGiven), "its share fits: nobody knows better"
-    assert node.seat(B, MEASURED, TWO) == SeatLater("it needs 250 MiB of memory.budget_mib, and 100 MiB are free")
+    lacks = "it needs 250 MiB of memory.budget_mib, and 100 MiB are free"
+    assert node.seat(B, MEASURED, TWO) == SeatLater(lacks)
+    assert (node.seats()["b"]["by"], node.seats()["b"]["why"]) == ("starts", lacks)
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 250 - 200) * MIB
     await node.divide(a=550)
     node.follow(A)
     assert node.seat(B, MEASURED, TWO) == SeatGiven(MemoryPlan(Blocks(50)), OrderNumber(FENCE, 1))
+    assert node.seats()["b"]["why"] == "it starts"
 
 
 def test_floors_above_the_budget_are_refused_with_the_sum() -> None:
