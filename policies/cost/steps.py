@@ -7,6 +7,10 @@ request. With n = B + sum(p) it takes
 
 seconds. The prefill of p tokens after c cached ones, F(p, c), is the sum of its steps, on an idle replica or beside a
 decoding batch.
+
+Where k replicas hold a part of the layers each, every step passes through all of them, part after part, and they run
+each other's steps in lockstep: a cycle takes k times the longest part, the hop behind it included. Of two replicas with
+half-steps a and b that is 2 max(a, b).
 """
 
 from bisect import bisect_left
@@ -73,6 +77,34 @@ class StepCosts:
         if rest:
             seconds += decoding_s + interpolate(self.linear, batch + rest)
         return seconds + self.attention_s * PrefillChunk(tokens, cached).attended
+
+
+@dataclass(frozen=True, slots=True)
+class HopCosts:
+    """The time of a hop, in which the hidden states of a step's tokens go from one replica to another one."""
+
+    latency_s: float = 0.0
+    token_s: float = 0.0
+
+    def seconds(self, tokens: float) -> float:
+        """Seconds of the hop of a step that computes that number of tokens."""
+        return self.latency_s + self.token_s * tokens
+
+
+class WholeStep(NamedTuple):
+    """The time of a step on a replica with all layers, in seconds, and the number of tokens that it computes."""
+
+    step_s: float
+    tokens: float
+
+
+def cycle_s(steps: Sequence[WholeStep], size: int, overhead_s: float, hop: HopCosts) -> float:
+    """Seconds of a cycle of `size` replicas that hold a part of the layers each; one step of each that has one.
+
+    Every part has the overhead of a whole step. The result is 0 without steps.
+    """
+    parts = (overhead_s + (step.step_s - overhead_s) / size + hop.seconds(step.tokens) for step in steps)
+    return size * max(parts, default=0.0)
 
 
 def prompt_chunks(tokens: int, chunk_tokens: int | None, cached: int = 0) -> Iterator[PrefillChunk]:

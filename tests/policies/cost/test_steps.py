@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost.steps import PrefillChunk, StepCosts, interpolate, proportional
+from policies.cost.steps import HopCosts, PrefillChunk, StepCosts, WholeStep, cycle_s, interpolate, proportional
 
 COSTS = StepCosts(
     linear=((1, 0.01), (100, 0.01), (200, 0.11)), overhead_s=0.002, sequence_s=1e-4, context_s=1e-6, attention_s=1e-8
@@ -60,3 +60,14 @@ def test_a_single_corner_is_the_same_everywhere() -> None:
 
 def test_proportional_knots_are_a_line_through_the_origin() -> None:
     assert [interpolate(proportional(0.5), n) for n in (1, 2, 7, 1000)] == pytest.approx([0.5, 1.0, 3.5, 500.0])
+
+
+def test_a_cycle_of_two_takes_twice_the_longer_half_step_with_its_hop() -> None:
+    slow, fast = WholeStep(0.042, 10), WholeStep(0.022, 500)
+    # Halves of 2 + 20 and 2 + 10 ms, and hops of 1 ms and 10 us per token.
+    hop = HopCosts(0.001, 1e-5)
+    assert cycle_s([slow, fast], 2, 0.002, HopCosts()) == pytest.approx(2 * 0.022)
+    assert cycle_s([slow, fast], 2, 0.002, hop) == pytest.approx(2 * max(0.0231, 0.018))
+    assert cycle_s([slow, slow], 2, 0.002, hop) == cycle_s([slow], 2, 0.002, hop)
+    assert cycle_s([slow] * 4, 4, 0.002, HopCosts()) == pytest.approx(4 * 0.012)
+    assert cycle_s([], 2, 0.002, hop) == 0.0
