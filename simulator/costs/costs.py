@@ -157,6 +157,7 @@ SHIPPED = Path(__file__).parents[1] / "cost_files"
 
 SHIPPED_SYSTEMS: Mapping[str, str] = {
     "a100-40g-13b-pcie": "Llama 2 13B on an NVIDIA A100 with 40 GB, links by PCIe",
+    "a100-80g-14b-200gb": "Qwen 2.5 14B on an NVIDIA A100 of 80 GB, links of 200 Gb/s",
     "h100-8b-nvlink": "Llama 3 8B on an NVIDIA H100, links by NVLink",
     "rtx4090-7b-pcie": "Llama 2 7B on an NVIDIA RTX 4090, links by PCIe",
 }

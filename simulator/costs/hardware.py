@@ -42,6 +42,7 @@ MODELS: Mapping[str, Model] = {
     "Llama-2-7b-hf": Model(6.74e9, layers=32, hidden=4096, kv_width=4096),
     "Llama-2-13b-hf": Model(13.02e9, layers=40, hidden=5120, kv_width=5120),
     "Meta-Llama-3-8B": Model(8.03e9, layers=32, hidden=4096, kv_width=1024),
+    "Qwen2.5-14B": Model(14.77e9, layers=48, hidden=5120, kv_width=1024),
     "llama2-70b": Model(68.98e9, layers=80, hidden=8192, kv_width=1024),
     "bloom-176b": Model(176.2e9, layers=70, hidden=14336, kv_width=14336),
 }
@@ -61,5 +62,6 @@ STATED_LINKS: Mapping[str, LinkCosts] = {
     "10gbe": LinkCosts(1.25e9, 50e-6),
     "25gbe": LinkCosts(3.125e9, 50e-6),
     "100gbe": LinkCosts(12.5e9, 20e-6),
+    "200gbe": LinkCosts(25e9, 20e-6),
 }
 """Links by their nominal speed, for want of a profile: 16 lanes of PCIe 4.0 as copies reach it, and Ethernet."""

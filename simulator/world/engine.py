@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
-from policies.cost.steps import PrefillChunk
+from policies.cost.steps import PrefillChunk, WholeStep
 from policies.engine.batching import BatchScheduler, divide
 from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from simulator.caches.cache import SimulatedCache
 from simulator.costs.steps import Leg, StepTimes
 from simulator.world.batch import NEARLY, NEVER, Batch
 from simulator.world.live import Live, Stage
+from simulator.world.lockstep import Lockstep
 
 
 class Memory(StrEnum):
@@ -58,7 +59,8 @@ class SimulatedEngine:
 
     Turns in the queues of `scheduler` are equal without classes. `reserved` is the room promised to requests on their
     way here, which is withdrawn before any preemption. `handed` is the room of requests during their hand-over, on both
-    sides. `full_s` is the time at which memory will be full without changes.
+    sides. `full_s` is the time at which memory will be full without changes. `lockstep` is its group, if other engines
+    run a part of its layers, `whole_step` its step under way as it would be without them.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class SimulatedEngine:
         self.batch = Batch(times, on_steps)
         self.full_s = NEVER
         self.cache = cache
+        self.lockstep: Lockstep[SimulatedEngine] | None = None
+        self.whole_step: WholeStep | None = None
         self._times = times
         self._memory = memory
         self._still = 0.0
@@ -89,6 +93,8 @@ class SimulatedEngine:
         self._step_ends = NEVER
         self._awaited = NEVER
         """The end of the decoding step under way, if a request waits for it."""
+        self._pause_s = 0.0
+        """Seconds by which the next step is longer."""
         self._admitted: list[Live] = []
         self._started: list[Live] = []
         self._filling: list[Live] = []
@@ -118,8 +124,19 @@ class SimulatedEngine:
 
     def free(self, now: float) -> float:
         """Tokens of KV that are neither used nor promised."""
+        if self.lockstep is not None and self.lockstep.account is not None:
+            return self.lockstep.account - self.lockstep.used(now)
+        return self.capacity - self.used(now)
+
+    @property
+    def still(self) -> float:
+        """Tokens of KV that are used or promised, and do not grow."""
+        return self._still
+
+    def used(self, now: float) -> float:
+        """Tokens of KV that are used or promised; blocks that requests share count once."""
         shared = 0 if self.cache is None else self.cache.shared_tokens
-        return self.capacity - self._still - self.batch.context(now) + shared
+        return self._still + self.batch.context(now) - shared
 
     def prefilling(self) -> int:
         """Tokens that wait for their prefill."""
@@ -154,6 +171,10 @@ class SimulatedEngine:
         """Have steps from the next one on take that many times as long as alone on the device."""
         self.batch.sync(now)
         self.batch.slowdown = slowdown
+
+    def pause(self, seconds: float) -> None:
+        """Stand still for that time, behind the step under way."""
+        self._pause_s += seconds
 
     def add(self, live: Live) -> None:
         """Queue a request without KV: it waits for room, and is then prefilled as a whole."""
@@ -250,10 +271,10 @@ class SimulatedEngine:
         if between:
             self._admit_waiting(now)
             self._finish(now, happened)
-        if between and self._prefills and self._step_ends == NEVER:
+        if between and (self._prefills or self._pause_s) and self._step_ends == NEVER:
             self._begin_step(now)
         elif not self._in_step:
-            self.batch.pace()
+            self._pace(now)
         self.full_s = self._full_s(now)
         self._awaited = now + self.rest_s(now) if not between and self._is_awaited(now) else NEVER
         happened.prefilling, self._admitted = self._admitted, []
@@ -276,13 +297,13 @@ class SimulatedEngine:
     def _is_awaited(self, now: float) -> bool:
         """True if something begins at the end of the decoding step under way."""
         waiting = self.scheduler.waiting
-        return bool(self._prefills) or (bool(waiting) and self._admits(waiting[0], now))
+        return bool(self._prefills) or self._pause_s > 0 or (bool(waiting) and self._admits(waiting[0], now))
 
     def _full_s(self, now: float) -> float:
         """The time at which memory will be full without changes: too full for the next step, if steps are whole."""
-        size = self.batch.size
-        if not size:
+        if not self.batch.size:
             return NEVER
+        size = self._growth
         room = self.free(now)
         if not self._times.interferes:
             return self.batch.after(room / size)
@@ -310,9 +331,26 @@ class SimulatedEngine:
             chunks.append(PrefillChunk(tokens, max(0, math.ceil(live.held) - live.todo)))
             if self.cache is not None:
                 self.cache.fill(live.id, live.need - live.todo + tokens)
-        seconds = self.slowdown * self._times.prefill(self.batch.size, self.batch.context(now), chunks)
+        alone_s = self._times.prefill(self.batch.size, self.batch.context(now), chunks)
+        self.whole_step = WholeStep(alone_s, self.batch.size + sum(chunk.tokens for chunk in chunks))
+        seconds = self.slowdown * alone_s if self.lockstep is None else self.lockstep.cycle_s()
+        seconds, self._pause_s = seconds + self._pause_s, 0.0
         self._step_ends = round(now + seconds, 9)
         self.batch.pace(Leg(seconds, 0.0) if self._times.interferes else None)
+
+    def _pace(self, now: float) -> None:
+        """Set the pace of steps that only decode."""
+        if self.lockstep is None:
+            self.batch.pace()
+            return
+        leg = self._times.decode(self.batch.size, self.batch.context(now))
+        self.whole_step = WholeStep(leg.step_s, self.batch.size) if self.batch.size else None
+        self.batch.pace(Leg(self.lockstep.cycle_s(), leg.growth_s) if self.batch.size else None)
+
+    @property
+    def _growth(self) -> int:
+        """The tokens by which a step makes the memory fuller."""
+        return self.batch.size if self.lockstep is None or self.lockstep.account is None else self.lockstep.batch_size
 
     def _end_step(self, now: float) -> None:
         self._step_ends = NEVER
@@ -342,7 +380,7 @@ class SimulatedEngine:
         """Tokens that must stay free after an admission: at least one step of all requests, so that they can go on."""
         if not self.scheduler.running and not self._still:
             return 0.0
-        step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
+        step = 1.0 + self._growth if self._memory is Memory.STRICT else 0.0
         return max(self._times.watermark(self.capacity), step)
 
     def _reused(self, live: Live) -> Live:
@@ -405,7 +443,7 @@ class SimulatedEngine:
 
     def _least(self) -> float:
         """The free tokens at which memory is full; with whole steps, it has to take a token of every request."""
-        nearly = NEARLY * (1 + self.batch.size)
+        nearly = NEARLY * (1 + self._growth)
         if self._memory is not Memory.STRICT:
             return -nearly
-        return self.batch.size - nearly if self._times.interferes else nearly
+        return self._growth - nearly if self._times.interferes else nearly

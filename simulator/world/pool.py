@@ -19,9 +19,10 @@ from policies.decision.disaggregation.roles import awaits_prefills
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
 from policies.decision.placement import Decision, NoReplica, Place
+from policies.memory.pairing import MemberMove
 from policies.model import Bytes, PoolId, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.prices import Profile
-from policies.plan import Close, Eviction, Move, MoveReport, Open, Path, Placement, Plan
+from policies.plan import Close, Eviction, Move, MoveReport, Open, Path, Placement, Plan, Reason
 from policies.prefix.copies import Fetch
 from policies.rules.policy import Policy
 from simulator.caches.cache import SimulatedCache
@@ -36,6 +37,7 @@ from simulator.world.live import Live, Stage
 from simulator.world.loop import Loop, Turn
 from simulator.world.moving import Mover
 from simulator.world.observer import Observer, Transfer, TransferOutcome
+from simulator.world.pairs import Groups
 from simulator.world.replicas import Replicas
 from simulator.world.reports import Reports
 from simulator.world.returning import ReturningCopies
@@ -93,6 +95,7 @@ class SimulatedPool:
         self._returning_copies = (
             ReturningCopies(loop, returns, self.replicas.engines, Tokens(setup.block_tokens)) if returns else None
         )
+        self.groups = Groups(loop, setup, costs, self) if setup.pairs is not None else None
         self._succession = Succession(())
         self._arrived = 0
         self._starting: set[ReplicaId] = set()
@@ -134,6 +137,8 @@ class SimulatedPool:
         """See `EngineObserver`."""
         if self.mover:
             self.mover.over(live)
+        if self.groups:
+            self.groups.over(live)
         if self._returning_copies:
             self._returning_copies.add(live)
         self._reports.over.append(live)
@@ -204,6 +209,8 @@ class SimulatedPool:
             self._arrived += 1
             self.lives[live.id] = live
             self._reports.changed[live] = None
+            if self.groups:
+                self.groups.arrived(live)
         if self._costs.slots:
             for job in jobs:
                 self.memory.router.take_names(job.id, job.names)
@@ -276,6 +283,8 @@ class SimulatedPool:
         for _ in range(self._setup.min_replicas):
             if supply.left > 0:
                 self._open(*supply.take(), runs=True)
+        if self.groups:
+            self.groups.begin()
 
     def _most_replicas(self) -> int | None:
         """The maximum number of replicas now, by the set-up and the free devices; None without a maximum."""
@@ -327,6 +336,12 @@ class SimulatedPool:
     def lose(self, replica: ReplicaId) -> None:
         """Close a replica without requests that the pool has not closed; the next report has it as lost."""
         self._close(replica)
+
+    def level(self, move: MemberMove) -> None:
+        """See `GroupedPool`."""
+        live = self.lives[move.request]
+        tokens = Tokens(round(live.tokens(self._loop.now)))
+        self._move(live, Move(live.id, move.source, move.target, tokens, Reason.BALANCE, 0, Path.KV))
 
     @property
     def is_quiet(self) -> bool:
@@ -395,6 +410,8 @@ class SimulatedPool:
         engines = (*self.replicas.engines.values(), *closing)
         machines = len({engine.node for engine in engines}) if self._setup.by_machine else None
         self._observer.decided(now, self.cluster, plans, len(closing), machines)
+        if self.groups:
+            self.groups.decide()
         self._await_prefills()
 
     def _await_prefills(self) -> None:

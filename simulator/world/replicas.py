@@ -140,6 +140,8 @@ class Replicas:
             self._schedule(engine)
             if self._device_time is not None:
                 self._device_time.settled(engine)
+            if engine.lockstep is not None:
+                self._touched.update(dict.fromkeys(engine.lockstep.affected(engine)))
 
     def _notify(self, happened: Settled) -> None:
         for live in happened.prefilling:

@@ -2,13 +2,47 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import itemgetter
 
 from policies.cost.service import ServiceLevel
+from policies.cost.steps import HopCosts
 from policies.decision.limits import Limits, Sizes
-from policies.model import Tokens
+from policies.memory.pairing import PairingTerms
+from policies.model import Bytes, Tokens
 from policies.precedence import NO_CLASSES, ServiceClasses
 from policies.prefix.routing import Routing
+
+
+class Exchange(StrEnum):
+    """How the members of a group give each other the KV of the layers that they drop."""
+
+    IN_TURN = "layer by layer, in turn"
+    """One layer of one member at a time, while steps go on; the giver stops for the last blocks of each layer."""
+    TOGETHER = "layer by layer, together"
+    """One layer of every member at a time."""
+    AT_ONCE = "all at once"
+    """All layers of all members, while all members stand still."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSetup:
+    """Groups of replicas with a part of the `layers` each, in a pool with a constant number of replicas.
+
+    A group adds `gain` tokens to the capacities of its members. `layer_bytes` are the parameters of a layer, loaded at
+    `load_bytes_per_s` where a group is undone. With `always`, groups are there from the start, and stay; else
+    `restores` tells if they are undone.
+    """
+
+    gain: Tokens
+    layers: int
+    layer_bytes: Bytes
+    load_bytes_per_s: float
+    hop: HopCosts
+    terms: PairingTerms = field(default_factory=PairingTerms)
+    always: bool = False
+    restores: bool = True
+    exchange: Exchange = Exchange.IN_TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +65,7 @@ class Setup:
     `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
     moves. `sizes` are those for which decisions want room on a replica. `prefill_gpus` replicas are for prefills alone,
     with costs of moves; what the others compute `returns` to these where that pays. With `auto_prefills` that is their
-    maximum.
+    maximum. Replicas with `pairs` may form groups, which share the room of dropped layers.
     """
 
     capacity: Tokens
@@ -56,6 +90,7 @@ class Setup:
     returns: bool = True
     sizes: Sizes = Sizes.MARGINAL
     classes: ServiceClasses = NO_CLASSES
+    pairs: PairSetup | None = None
 
     def most_gpus(self, now: float) -> int | None:
         """The maximum number of replicas at a time; None without a maximum."""
