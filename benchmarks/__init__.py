@@ -3,7 +3,8 @@
 A module of this folder is a command (`python -m benchmarks.NAME --help`), but for two: `servers` starts Mell and stock
 vLLM, and `load` offers streams and times them. They stand here because `versions` imports those of another version; the
 other shared `instruments` are a room. A measurement of several files is a room, too. No other package imports this one;
-figures go to the terminal, to JSON files, by hand to docs/results.toml, and by `evaluation` or `gpu` to docs/.
+figures go to the terminal, to JSON files, by hand to docs/results.toml, and by `evaluation`, `memserve`, `kunserve` or
+`gpu` to docs/.
 
     serving, versions, watched      the cost of serving: beside stock vLLM, beside another version, with live pages open
     pause, adaptive, scaledown      moves as a client sees them
@@ -14,6 +15,7 @@ figures go to the terminal, to JSON files, by hand to docs/results.toml, and by 
     epoch, planner, floor           the processor time of decisions
     routing, caching                first tokens where prompts are cached: by router, tier and copy
     memserve                        the MemServe paper's claims, hand-overs and packing by what is shared
+    kunserve                        the KunServe paper's claims, simulated
     dashboard                       the picture of the Grafana dashboard, with the data of a Prometheus
     economics, evaluation           GPUs and latencies: of the closed loop, and of the simulated policies
 """

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from simulator.command.runs import SimulationRun, perform_all
+from simulator.command.runs import Performable, perform_all
 from simulator.errors import BadInput
 
 Run = TypeVar("Run")
 
 
-def simulate_all(runs: Sequence[SimulationRun], processes: int, label: str | None = None) -> list[Any]:
+def simulate_all(runs: Sequence[Performable[Any]], processes: int, label: str | None = None) -> list[Any]:
     """The results of simulations, with a bar of their virtual time, which disappears at the end if it has a label."""
     total = sum(run.seconds for run in runs)
     with tqdm(total=total, desc=label, leave=label is None, unit="s", unit_scale=True) as bar:

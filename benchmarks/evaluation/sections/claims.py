@@ -37,6 +37,8 @@ class Verdict(StrEnum):
     REPRODUCES = "reproduces"
     PARTLY = "partly"
     NOT = "does not"
+    BOUNDED = "bounded"
+    """The simulator has only a part of what the claim is about, and shows how far that part goes."""
 
 
 @dataclass(frozen=True, slots=True)
