@@ -57,7 +57,7 @@ def traced(cases: Sequence[PairCase]) -> list[PairWindow]:
 
 
 def lower(found: Outcomes, case: PairCase, other: PairContender, place: int = 2) -> float:
-    """How many times lower a percentile of the first tokens is with a case than with another contender."""
+    """A percentile of another contender's first tokens, as a multiple of the case's."""
     return figures(found, replace(case, contender=other)).ttft[place] / figures(found, case).ttft[place]
 
 
@@ -275,7 +275,7 @@ def varied_cases() -> list[PairCase]:
 
 
 def variant(case: PairCase) -> str:
-    """What distinguishes a case from pairs of the main model, in words."""
+    """The differences between a case and pairs of the main model, in words."""
     parts = [
         case.model if case.model != MAIN else "",
         f"parameters {share(case.share, 0)}" if case.share is not None else "",

@@ -166,7 +166,7 @@ class GroupPace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the last seconds tell of the next ones.
+    """The demand of the last seconds.
 
     `rising_per_s` is the rise of the pool's demand, in tokens per second. `prompts_per_s` prompts of `prompt` tokens
     arrive at each replica, and requests end with `output` tokens, on average. `start_s` is the time until a further

@@ -31,7 +31,7 @@ class PairSetup:
 
     A group adds `gain` tokens to the capacities of its members. `layer_bytes` are the parameters of a layer, loaded at
     `load_bytes_per_s` where a group is undone. With `always`, groups are there from the start, and stay; else
-    `restores` tells if they are undone.
+    they are undone if it `restores`.
     """
 
     gain: Tokens
