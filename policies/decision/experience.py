@@ -1,7 +1,7 @@
 """Measurements of the cluster's own past: growth of requests, durations of moves, replica starts and engine steps."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import ceil, isfinite
 from statistics import median
 
@@ -78,7 +78,7 @@ class Experience:
             rate = tokens / requests / passed_s
             self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
 
-    def observe_replicas(self, replicas: Iterable[Status], lost: Iterable[ReplicaId], now: float) -> None:
+    def observe_replicas(self, replicas: Collection[Status], lost: Collection[ReplicaId], now: float) -> None:
         """Follow the starts and wakes of replicas: `replicas` have these states now, and `lost` no longer exist."""
         for begun, durations, state in (
             (self._starting, self._starts, ReplicaState.STARTING),

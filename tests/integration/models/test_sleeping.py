@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from app.tinymodel import ensure_tiny_model
 from benchmarks.instruments.models import MODELS
 from deployments.engine.port import EngineDead
 from migration.memory.tables import PoolState
@@ -93,12 +94,12 @@ async def test_an_engine_that_slept_answers_as_before_and_its_memory_was_the_mac
         await pair.engine.delete(None)
 
         await orders.obey(ASLEEP)
-        weights = model / "model.safetensors"
+        weights, before = model / "model.safetensors", resident(pair)
         weights.rename(tmp_path / "away")
         for failures in (1, 2):
             await orders.obey(MemoryPlan(size))
             assert orders.resizer.state is PoolState.ASLEEP and orders.resizer.wakes.failed == failures
-            assert orders.resizer.cause is not None and resident(pair) - asleep[0] < 0.1 * parameters
+            assert orders.resizer.cause is not None and resident(pair) - before < 0.1 * parameters
         assert not orders.given_up
         (tmp_path / "away").rename(weights)
         await orders.order(size)
@@ -125,3 +126,40 @@ def spoil(worker: Any) -> None:
             yield name, weight + 0.5 * weight.std() * torch.randn_like(weight) if ".5.mlp.down" in name else weight
 
     DefaultModelLoader.get_all_weights = noisy
+
+
+async def test_layers_are_dropped_alone_and_shared_parameters_are_shared_again(tmp_path: Path) -> None:
+    async with elastic_pair(model=tied(tmp_path / "tied")) as pair:
+        orders, want = Orders(pair), await answers(pair, "before")
+        await pair.engine.reset_prefix_cache()
+        (kept,) = await pair.engine._core.collective_rpc_async(reload_one_layer)
+        assert kept, "the others are not loaded again"
+        assert await answers(pair, "one layer") == want
+        size = orders.memory.size
+        await orders.obey(ASLEEP)
+        await orders.order(size)
+        assert await answers(pair, "all layers") == want
+
+
+def reload_one_layer(worker: Any) -> bool:
+    """In a worker: drop and load the second layer. True if the first one has kept its packed weight."""
+    first, second = worker.model_runner.get_model().model.layers[:2]
+    before = first.mlp.down_proj.cpu_linear
+    worker.mell_parameters.drop(second.modules())
+    assert not hasattr(second.mlp.down_proj, "cpu_linear")
+    worker.mell_parameters.load()
+    return first.mlp.down_proj.cpu_linear is before
+
+
+def tied(folder: Path) -> Path:
+    """A copy of the tiny model that computes its logits by its embeddings."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tiny = ensure_tiny_model()
+    config = LlamaConfig.from_pretrained(tiny, tie_word_embeddings=True)
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        LlamaForCausalLM(config).eval().to(torch.float32).save_pretrained(folder)
+    return folder
