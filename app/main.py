@@ -364,7 +364,7 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
     }
     if not by_serve:
         policy = AutoscalingPolicy(policy_function="deployments.serve.scaling:MirrorWanted")
-        bounds |= {"min_replicas": 1, "max_replicas": _ANY_NUMBER}
+        bounds |= {"min_replicas": min(1, scaling.min_replicas), "max_replicas": _ANY_NUMBER}
         return AutoscalingConfig(**bounds, upscale_delay_s=0, downscale_delay_s=0, policy=policy)
     return AutoscalingConfig(
         **bounds,

@@ -125,8 +125,14 @@ def _read(path: str) -> str:
 class AutoscalingSettings(SettingsSection):
     """Bounds on the number of engine replicas."""
 
-    min_replicas: int = Field(1, ge=1, description="Minimum number of replicas.")
-    initial_replicas: int | None = Field(None, ge=1, description="Replicas at the start; null: `min_replicas`.")
+    min_replicas: int = Field(
+        1,
+        ge=0,
+        description="Minimum number of replicas; 0, with `memory.budget_mib`: a model without requests sleeps.",
+    )
+    initial_replicas: int | None = Field(
+        None, ge=1, description="Replicas at the start; null: `min_replicas`, but at least 1."
+    )
     max_replicas: int = Field(1, ge=1, description="Maximum number of replicas.")
     target_ongoing_requests: float | None = Field(
         None,
@@ -150,7 +156,7 @@ class AutoscalingSettings(SettingsSection):
     @property
     def initial(self) -> int:
         """Number of replicas at the start."""
-        return self.initial_replicas if self.initial_replicas is not None else self.min_replicas
+        return self.initial_replicas if self.initial_replicas is not None else max(1, self.min_replicas)
 
 
 class DeploymentSettings(SettingsSection):
@@ -742,6 +748,11 @@ class Settings(ModelSections):
             raise ValueError(
                 "autoscaling_config.target_ongoing_requests: both Serve and Mell would scale; remove it, or write "
                 "scheduler.mode: off"
+            )
+        if not model.deployment_config.autoscaling_config.min_replicas and self.memory.budget_mib is None:
+            raise ValueError(
+                "autoscaling_config.min_replicas is 0: replicas without requests sleep with memory.budget_mib only; "
+                "set it, or write 1"
             )
         if model.engine == "paced":
             self._check_service(model)

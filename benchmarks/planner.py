@@ -26,7 +26,7 @@ import msgspec
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import BLOCK, CAPACITY, PER_REPLICA, LoadChanges, SyntheticLoad, add_options
-from deployments.api.calls import PlaceCall
+from deployments.api.calls import MoveAccepted, MoveAnswer, PlaceCall
 from deployments.api.protocols import CONTROL_METHODS
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.config import SchedulerConfig
@@ -38,6 +38,7 @@ from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
+from deployments.scheduler.sleepers import Sleeping
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -371,6 +372,7 @@ class SteadyScaler:
     scales = True
 
     def __init__(self, count: int) -> None:
+        self.sleeping: Sleeping | None = None
         self.wanted = self.max_replicas = count
         self.min_replicas = 1
 
@@ -397,6 +399,17 @@ class SteadyScaler:
 
     async def drain(self, replica: ReplicaId, fence: int) -> None:
         """See `Scaler.drain`."""
+
+    def follow_sleep(self) -> None:
+        """See `Scaler.follow_sleep`."""
+
+    async def sleep(self, replica: ReplicaId) -> MoveAnswer:
+        """See `Scaler.sleep`."""
+        return MoveAccepted(replica)
+
+    async def wake(self, replica: ReplicaId) -> MoveAnswer:
+        """See `Scaler.wake`."""
+        return MoveAccepted(replica)
 
 
 async def measure_live(

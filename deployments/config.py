@@ -178,6 +178,12 @@ class MemorySettings(SettingsSection):
         description="Time for requests to move away from a KV pool that shrinks below what they use; then they "
         "continue on other replicas from their tokens.",
     )
+    asleep: int = Field(
+        1,
+        ge=0,
+        description="Replicas of a model that may sleep on a node with `budget_mib`, without parameters and KV pool; "
+        "others that close stop.",
+    )
 
 
 class CacheSettings(SettingsSection):

@@ -26,6 +26,8 @@ class Cause(StrEnum):
     TOO_LONG = "too_long"
     NO_ROOM = "no_room"
     STOPPING = "stopping"
+    ASLEEP = "asleep"
+    """The replica has dropped its model's parameters, or is about to."""
     FINGERPRINT = "fingerprint"
     """The replicas' models differ; or their KV caches, where tokens alone would do."""
     MIGRATION_GONE = "migration_gone"

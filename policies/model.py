@@ -29,16 +29,22 @@ RETRY_S = 2.0
 
 
 class ReplicaState(StrEnum):
-    """The stages of a replica's life. Only RUNNING replicas take new requests."""
+    """The stages of a replica's life. Only RUNNING replicas take new requests.
+
+    A replica that is ASLEEP has neither parameters nor KV blocks. No policy counts it: it is closed for its pool. One
+    that is WAKING is STARTING for policies, and only its time is learned apart.
+    """
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     DRAINING = "DRAINING"
+    ASLEEP = "ASLEEP"
+    WAKING = "WAKING"
     STOPPED = "STOPPED"
 
 
-UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
-"""The states of a replica that takes requests, now or once it has started."""
+UP = (ReplicaState.STARTING, ReplicaState.WAKING, ReplicaState.RUNNING)
+"""The states of a replica that takes requests, now or once it has started or woken."""
 
 
 class Role(StrEnum):

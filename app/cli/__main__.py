@@ -311,6 +311,33 @@ def memory(
 
 
 @app.command()
+def sleep(
+    name: Annotated[str, typer.Argument(metavar="MODEL|REPLICA", help="Name of a model, or id of a replica.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Have a model, or one replica, fall asleep: its parameters and KV pool are dropped.
+
+    Its requests leave first. A request wakes it again, or mell wake. It needs memory.budget_mib.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.set_asleep(endpoint, terminal, name, asleep=True)
+
+
+@app.command()
+def wake(
+    name: Annotated[str, typer.Argument(metavar="MODEL|REPLICA", help="Name of a model, or id of a replica.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Wake a replica that sleeps, or one of a model."""
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.set_asleep(endpoint, terminal, name, asleep=False)
+
+
+@app.command()
 def mode(
     mode: Annotated[
         orders.ModeChoice | None, typer.Argument(help="The mode; without it, the present one is shown.")

@@ -94,6 +94,10 @@ class MellEndpoint:
         """Set the size of a replica's KV pool; the answer."""
         return self._wait(self._mell.set_memory(replica, blocks), ordered=True)
 
+    def set_asleep(self, kind: str, name: str, asleep: bool) -> dict[str, Any]:
+        """Have a replica or a model fall asleep or wake; the answer."""
+        return self._wait(self._mell.set_asleep(kind, name, asleep), ordered=True)
+
     def mode(self) -> dict[str, Any]:
         """`/mell/mode`."""
         return self._wait(self._mell.mode())

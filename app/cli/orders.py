@@ -1,4 +1,4 @@
-"""`mell move`, `drain`, `hand-over`, `role`, `memory`, `mode` and others: give an order, or with --wait see its end."""
+"""`mell move`, `drain`, `role`, `memory`, `sleep`, `mode` and others: give an order, or with --wait see its end."""
 
 from enum import StrEnum
 from typing import Any
@@ -219,6 +219,14 @@ def memory(endpoint: MellEndpoint, terminal: Terminal, replica: str | None, bloc
     devices = {"devices": document.get("devices", [])} if replica is None else {}
     listed = [{"id": each["id"], "memory": each.get("memory")} for each in document["replicas"]]
     terminal.write({"replicas": [each for each in listed if replica in (None, each["id"])], **devices})
+
+
+def set_asleep(endpoint: MellEndpoint, terminal: Terminal, name: str, asleep: bool) -> None:
+    """Have a replica, if one has that id, or else a model fall asleep or wake."""
+    kind = "replicas" if any(replica.id == name for replica in endpoint.state().replicas) else "models"
+    answer = endpoint.set_asleep(kind, name, asleep)
+    terminal.show(f"{name}: {'falls asleep once its requests have left' if asleep else 'wakes'}")
+    terminal.write(answer)
 
 
 def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int, model: str | None) -> None:

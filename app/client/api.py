@@ -172,6 +172,11 @@ class ApiClient:
         """Set the size of a replica's KV pool, or with None that of its start; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/memory", _object, {"blocks": blocks})
 
+    async def set_asleep(self, kind: str, name: str, asleep: bool) -> dict[str, Any]:
+        """Have a replica (`kind` is `replicas`) or a model (`models`) fall asleep or wake; the answer."""
+        verb = "sleep" if asleep else "wake"
+        return await self._call("POST", f"/mell/{kind}/{quote(name, safe='')}/{verb}", _object)
+
     async def mode(self) -> dict[str, str]:
         """The scheduler's mode and the configured one: the document at `/mell/mode`."""
         return await self._call(

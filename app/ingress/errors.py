@@ -49,7 +49,8 @@ class ApiError(Exception):
             case LossKind.INVALID:
                 return cls(400, loss.text)
             case LossKind.UNAVAILABLE:
-                return cls(503, loss.text, code="unavailable", retry_after_s=RETRY_S)
+                after_s = RETRY_S if loss.retry_after_s is None else loss.retry_after_s
+                return cls(503, loss.text, code="unavailable", retry_after_s=after_s)
             case LossKind.SUSPECT:
                 return cls(503, loss.text, code="engines_lost", final=True)
             case LossKind.INTERNAL:

@@ -4,7 +4,7 @@ import { predicted, took } from "./model.js";
 import { clock, make, percent, seconds, short, stateAndRole, text, whole } from "./words.js";
 
 // The colours of states.
-const STATES = { RUNNING: "good", STARTING: "starting", DRAINING: "draining", STOPPED: "stopped" };
+const STATES = { RUNNING: "good", STARTING: "starting", DRAINING: "draining", ASLEEP: "stopped", WAKING: "starting", STOPPED: "stopped" };
 const OUTCOMES = { committed: "moved", aborted: "stayed", refused: "refused" };
 
 // Rows are kept by id, and unchanged cells are not touched, so that focus and selection persist.

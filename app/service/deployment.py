@@ -305,6 +305,15 @@ class IngressBackend:
         """See `Backend.set_memory`."""
         return await self._find(lambda scheduler, pool: scheduler.set_memory(pool, replica, blocks))
 
+    async def set_asleep(self, replica: str, asleep: bool) -> MoveAnswer:
+        """See `Backend.set_asleep`."""
+        return await self._find(lambda scheduler, pool: scheduler.set_asleep(pool, replica, asleep))
+
+    async def set_model_asleep(self, model: str, asleep: bool) -> MoveAnswer:
+        """See `Backend.set_model_asleep`."""
+        pool = self.guarded.named(model).pool
+        return await self._order(lambda scheduler: scheduler.set_asleep(pool, None, asleep))
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))

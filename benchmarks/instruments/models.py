@@ -1,6 +1,7 @@
 """Models for measurements, generated locally: shapes of real ones, with random weights or with none.
 
     tiny    the project's own (`app.tinymodel`): runs anywhere
+    middle  a Llama of 85 million parameters, 340 MB in float32
     small   a Llama of 0.2B parameters with weights, whose greedy output is diverse and depends on all of its context
     8b      the shape of an 8B Llama with grouped-query attention and without weights: vLLM draws some (`load_format:
             dummy`), so times are real and texts are not
@@ -55,6 +56,7 @@ MODELS: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
         ModelShape("tiny", tinymodel.VOCAB_SIZE, 256, 512, 4, 4, 2, tinymodel.CONTEXT, 0.12),
+        ModelShape("middle", 512, 1024, 2560, 8, 16, 4, 4096, 0.08),
         ModelShape("small", 2048, 1024, 2816, 16, 16, 8, 4096, 0.08),
         ModelShape("8b", 32000, 4096, 14336, 32, 32, 8, 32768, None),
     )

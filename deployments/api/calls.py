@@ -88,10 +88,13 @@ SeatAnswer = SeatGiven | SeatLater | SeatRefused
 
 @dataclass(frozen=True, slots=True)
 class PlaceAnswer:
-    """A decision on its way over a channel, where no type has alternatives: `place`, or `queue`, or no replica."""
+    """A decision on its way over a channel, where no type has alternatives: `place`, or `queue`, or no replica, with
+    its `wake_s`.
+    """
 
     place: Place | None = None
     queue: Queue | None = None
+    wake_s: float | None = None
 
     @classmethod
     def of(cls, decision: Decision) -> Self:
@@ -101,12 +104,12 @@ class PlaceAnswer:
                 return cls(place=decision)
             case Queue():
                 return cls(queue=decision)
-            case NoReplica():
-                return cls()
+            case NoReplica(wake_s):
+                return cls(wake_s=wake_s)
 
     def decision(self) -> Decision:
         """The decision."""
-        return self.place or self.queue or NoReplica()
+        return self.place or self.queue or NoReplica(self.wake_s)
 
 
 @dataclass(frozen=True, slots=True)

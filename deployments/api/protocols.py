@@ -324,6 +324,10 @@ class OperatorApi(Protocol):
         """Set the size of a replica's KV pool; with None, the scheduler sizes it again."""
         ...
 
+    async def set_asleep(self, pool: PoolId, replica: str | None, asleep: bool) -> MoveAnswer:
+        """Have a replica fall asleep, or wake. Without one: all of the pool fall asleep, or one that sleeps wakes."""
+        ...
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """Set the mode of all pools until the application is deployed again.
 

@@ -14,10 +14,11 @@ from policies.prefix.names import Naming
 
 @dataclass(frozen=True, slots=True)
 class ElasticMemory:
-    """A replica's elastic KV pool: `size` blocks are handed out, `used` of them belong to requests.
+    """A replica's memory: of its KV pool, `size` blocks are handed out, `used` of them belong to requests.
 
     `declared` blocks are the most that it can have, and `start` those of its start. `state` is that of
-    `migration.memory.tables`; `cause` is the reason why the replica holds more than it was ordered to.
+    `migration.memory.tables`; `cause` is the reason why the replica does not have the plan that it was ordered to,
+    `sleepless` the reason why it cannot fall asleep.
     """
 
     report: MemoryReport
@@ -28,6 +29,15 @@ class ElasticMemory:
     used: Blocks
     state: str
     cause: str | None = None
+    sleepless: str | None = None
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes of the plan that it holds, by kind."""
+        model, held = self.model, self.report.held.blocks
+        if held is None:
+            return {"parameters": 0, "kv": 0, "rest": model.asleep}
+        return {"parameters": model.parameters, "kv": held * model.block, "rest": model.fixed}
 
     def to_json(self, node: str) -> dict[str, Any]:
         """The member `memory` of a replica in `/mell/state`."""
@@ -41,9 +51,7 @@ class ElasticMemory:
             "declared_blocks": self.declared,
             "least_blocks": self.model.floor,
             "used_blocks": self.used,
-            "parameters_mib": self.model.parameters >> 20,
-            "kv_mib": held * self.model.block >> 20,
-            "rest_mib": self.model.fixed >> 20,
+            **{f"{kind}_mib": size >> 20 for kind, size in self.parts.items()},
             "by_hand": self.report.by_hand,
             "cause": self.cause,
         }

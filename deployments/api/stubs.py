@@ -382,6 +382,10 @@ class SchedulerStub:
         """See `OperatorApi.set_memory`."""
         return await self._call(SchedulerApi.set_memory, pool, replica, blocks)
 
+    async def set_asleep(self, pool: PoolId, replica: str | None, asleep: bool) -> MoveAnswer:
+        """See `OperatorApi.set_asleep`."""
+        return await self._call(SchedulerApi.set_asleep, pool, replica, asleep)
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`."""
         return await self._call(SchedulerApi.set_mode, mode)

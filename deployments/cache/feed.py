@@ -68,6 +68,9 @@ class CacheFeed:
         self._ask = ask
         self._audit_s = audit_s
         self._wanted = asyncio.Event()
+        self._asking = asyncio.Lock()
+        """Held while the engine is asked for the pool's contents, and while it must not be."""
+        self._paused = False
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         # Without a limit: events take much less memory than the blocks that they are about.
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -82,6 +85,21 @@ class CacheFeed:
     def resync(self) -> None:
         """Have the mirror compared with the pool now."""
         self._wanted.set()
+
+    async def pause(self) -> None:
+        """Have the mirror compared with the pool, and then never again until `resume`: the engine makes no steps."""
+        if self._paused:
+            return
+        async with self._asking:
+            while self._mirror.off is None and not await self._check():
+                pass
+            # No task has had a turn since the check.
+            self._paused = True
+
+    def resume(self) -> None:
+        """Have the mirror compared with the pool now, and from time to time."""
+        self._paused = False
+        self.resync()
 
     def close(self) -> None:
         """End the connection."""
@@ -120,11 +138,12 @@ class CacheFeed:
             async with asyncio.timeout(self._audit_s):
                 await self._wanted.wait()
         self._wanted.clear()
-        if self._mirror.off is not None:
+        if self._mirror.off is not None or self._paused:
             return
         arrived = False
         try:
-            arrived = await self._check()
+            async with self._asking:
+                arrived = self._paused or await self._check()
         finally:
             if not arrived:
                 self._wanted.set()

@@ -204,6 +204,9 @@ class CoreRuns:
         self._names: dict[str, str] = {}
         self._left: dict[str, int] = {}
         """The tokens to their limits of runs that will be halted."""
+        self.idle = asyncio.Event()
+        """Set while there is no request."""
+        self.idle.set()
 
     @property
     def prompt_tokens(self) -> int:
@@ -213,6 +216,7 @@ class CoreRuns:
     def start(self, run: CoreRun, request: Frames) -> None:
         """Add a request."""
         self._runs[run.name], self._names[run.key] = run, run.name
+        self.idle.clear()
         try:
             self._core.send_request(request)
         except EngineDeadError as error:
@@ -302,6 +306,8 @@ class CoreRuns:
         self._left.pop(name, None)
         if run is not None:
             del self._names[run.key]
+        if not self._runs:
+            self.idle.set()
         return run
 
 
@@ -417,8 +423,11 @@ class EngineMetrics:
         self._logger.record(stats, self._work(outputs) if outputs.outputs else None)
 
     def resize(self, capacity: int) -> None:
-        """The KV cache has `capacity` tokens from now on. The newest statistics become those of its new size."""
-        self.scheduler.kv_cache_usage *= self.steps.capacity / capacity
+        """The KV cache has `capacity` tokens from now on. The newest statistics become those of its new size.
+
+        A cache of no tokens has no usage.
+        """
+        self.scheduler.kv_cache_usage *= self.steps.capacity / capacity if capacity else 0.0
         self.steps.capacity = capacity
 
     def _record_decodes(self) -> None:

@@ -53,6 +53,8 @@ _BLOCK_BYTES = Bytes(1 << 20)
 class PacedMemory:
     """Implements `EngineMemory`: the blocks of a paced engine are counted, and their memory is only a number."""
 
+    sleepless: str | None = None
+
     def __init__(self, engine: "PacedEngine", pace: Pace, declared: float) -> None:
         floor = Blocks(-(-pace.max_model_len // pace.block_size))
         self._engine = engine
@@ -92,6 +94,19 @@ class PacedMemory:
         """See `EngineMemory.grow`."""
         self._check()
         self._engine.resize(Blocks(max(self.size, blocks)))
+
+    async def drop(self) -> str | None:
+        """See `EngineMemory.drop`. It has no parameters."""
+        self._check()
+        await self._engine.reset_prefix_cache()
+        self._engine.resize(Blocks(0))
+        return None
+
+    async def load(self, blocks: Blocks) -> str | None:
+        """See `EngineMemory.load`."""
+        self._check()
+        self._engine.resize(blocks)
+        return None
 
     def _check(self) -> None:
         if self._engine.death is not None:

@@ -1,16 +1,20 @@
-"""The elastic KV pool of a vLLM engine, over the utility calls of its core (`migration.kv.executor`)."""
+"""The memory of a vLLM engine, over the utility calls of its core (`migration.kv.executor`, `migration.kv.worker`)."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
 from deployments.engine.vllm_messages import EngineDeadError
 from migration.memory.run import EngineEnded, Fitted
+from migration.protocol.errors import TransferFailed
 from policies.memory.plan import ModelMemory
 from policies.model import Blocks, Bytes
+
+T = TypeVar("T")
 
 
 class CoreCalls(Protocol):
@@ -21,32 +25,59 @@ class CoreCalls(Protocol):
         ...
 
 
+class Steps(Protocol):
+    """The engine's steps, as far as its memory depends on them."""
+
+    @property
+    def use(self) -> float:
+        """The used share of the blocks that are handed out."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """The number of running requests."""
+        ...
+
+    def resized(self, blocks: Blocks) -> None:
+        """The engine hands out another number of blocks."""
+        ...
+
+    async def end(self) -> str:
+        """Wait for the end of the core; the reason."""
+        ...
+
+    async def pause(self) -> None:
+        """Have the core compute nothing from now on, with no block in its prefix cache.
+
+        Raises TransferFailed if requests hold blocks.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Have the core compute again."""
+        ...
+
+
 class VllmMemory:
-    """Implements `EngineMemory`. `on_size` gets every new number of blocks that the engine hands out."""
+    """Implements `EngineMemory`. `processes` hold the memory, those of the engine and of its replica."""
 
     def __init__(
         self,
         core: CoreCalls,
+        steps: Steps,
         model: ModelMemory,
         size: Blocks,
         declared: Blocks,
-        use: Callable[[], float],
-        running: Callable[[], int],
-        on_size: Callable[[Blocks], None],
-        ended: Callable[[], Coroutine[Any, Any, str]],
+        processes: Collection[int] = (),
+        sleepless: str | None = None,
     ) -> None:
-        """`use` is the used share of the blocks that are handed out, `running` the number of running requests.
-
-        `ended` waits for the end of the core, and returns the reason.
-        """
         self._core = core
-        self._ended = ended
+        self._steps = steps
         self._size = self.capacity = self.start = size
-        self._use = use
-        self._running = running
-        self._on_size = on_size
+        self._processes = processes
         self.model = model
         self.declared = declared
+        self.sleepless = sleepless
 
     @property
     def size(self) -> Blocks:
@@ -56,7 +87,7 @@ class VllmMemory:
     @property
     def used(self) -> Blocks:
         """See `EngineMemory.used`."""
-        return Blocks(round(self._size * self._use()))
+        return Blocks(round(self._size * self._steps.use))
 
     def announce(self, blocks: Blocks) -> None:
         """See `EngineMemory.announce`."""
@@ -64,40 +95,74 @@ class VllmMemory:
 
     async def fit(self, blocks: Blocks) -> Fitted:
         """See `EngineMemory.fit`. Each running request may need a block more in its next step."""
-        return await self._call("mell_fit", blocks, self._running())
+        return await self._call("mell_fit", blocks, self._steps.running)
 
     async def release(self, blocks: Blocks) -> str | None:
         """See `EngineMemory.release`."""
-        failed = [reason for reason in await self._all("mell_release", blocks + 1) if reason is not None]
-        return f"the memory of KV blocks was not given back: {failed[0]}" if failed else None
+        failed = _first(await self._all("mell_release", blocks + 1))
+        return f"the memory of KV blocks was not given back: {failed}" if failed else None
 
     async def grow(self, blocks: Blocks) -> None:
         """See `EngineMemory.grow`."""
         await self._call("mell_grow", blocks)
+
+    async def drop(self) -> str | None:
+        """See `EngineMemory.drop`."""
+        try:
+            await self._unless_ended(self._steps.pause())
+            # Also once it is empty: pages may be there of an earlier size.
+            while (await self._call("mell_fit", Blocks(0), 0)).size:
+                pass
+        except TransferFailed as error:
+            return str(error)
+        failed = await self.release(Blocks(0)) or _first(await self._all("mell_drop"))
+        self.model = replace(self.model, asleep=resident(self._processes))
+        return failed
+
+    async def load(self, blocks: Blocks) -> str | None:
+        """See `EngineMemory.load`. Of several workers, all have parameters again or none."""
+        if failed := _first(await self._all("mell_load")):
+            await self._all("mell_drop")
+            return failed
+        while (await self._call("mell_fit", blocks, 0)).size > blocks:
+            pass
+        await self.grow(blocks)
+        if failed := await self.release(blocks):
+            return failed
+        self._steps.resume()
+        return None
 
     async def _call(self, method: str, *args: int) -> Fitted:
         """The pool's answer to a call, after which it has another size."""
         (answer,) = await self._all(method, *args)
         fitted = Fitted(*map(Blocks, answer))
         self._size = fitted.size
-        self._on_size(fitted.size)
+        self._steps.resized(fitted.size)
         return fitted
 
     async def _all(self, method: str, *args: int) -> Sequence[Any]:
-        call = asyncio.create_task(self._core.collective_rpc_async(method, args=args))
-        # vLLM's client leaves calls unanswered if the core ends.
-        end = asyncio.create_task(self._ended())
+        try:
+            return await self._unless_ended(self._core.collective_rpc_async(method, args=args))
+        except EngineDeadError as error:
+            raise EngineEnded(str(error)) from error
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, unless the core ends before: vLLM's client leaves calls unanswered then."""
+        call, end = asyncio.create_task(work), asyncio.create_task(self._steps.end())
         try:
             await asyncio.wait((call, end), return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
                 raise EngineEnded(end.result())
             return call.result()
-        except EngineDeadError as error:
-            raise EngineEnded(str(error)) from error
         finally:
             call.cancel()
             end.cancel()
             await asyncio.wait((call, end))
+
+
+def _first(reasons: Sequence[str | None]) -> str | None:
+    """The first failure of several workers."""
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def measured(
@@ -105,8 +170,8 @@ def measured(
 ) -> ModelMemory:
     """The memory of an engine before its first request. `workers` are their own descriptions (`MellWorker`).
 
-    `processes` are those of the replica; what they hold beside parameters is `fixed`. The floor holds one request of
-    the model's whole `context` of tokens.
+    `processes` are those of the replica; what they hold beside parameters is `fixed`, and is taken to be left asleep.
+    The floor holds one request of the model's whole `context` of tokens.
     """
     parameters = sum(worker["parameter_bytes"] for worker in workers)
     fixed = max(0, resident(processes) - parameters)

@@ -44,7 +44,7 @@ from migration.kv.copier.client import Copiers
 from migration.kv.history import draws_one_number
 from migration.kv.pool import declared_times
 from migration.protocol.continuing import continued, holding, loading, plain_spec, rehearsing
-from migration.protocol.core_messages import Adapter, decode_request, encode_request
+from migration.protocol.core_messages import Adapter, Frames, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.layouts import Extent, Resharding, ShardLayout, ShardShape, heads_of
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
@@ -99,6 +99,8 @@ class VllmEngine:
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
         self._ending = Tasks()
+        self._paused = False
+        """The engine computes nothing: it lacks its parameters."""
         self._holds: dict[str, asyncio.Task[None]] = {}
         """The requests of the holds, by their names."""
         self.profiling = False
@@ -178,26 +180,51 @@ class VllmEngine:
             return None
         if reason := workers[0]["unsupported"]:
             raise ValueError(f"memory.budget_mib: {reason}, so the KV pool cannot change its size; remove budget_mib")
+        processes = (os.getpid(), *_processes(workers).all)
         return VllmMemory(
             self._core,
-            measured(
-                workers, (os.getpid(), *_processes(workers).all), config.model_config.max_model_len, self._block_size
-            ),
+            self,
+            measured(workers, processes, config.model_config.max_model_len, self._block_size),
             size=Blocks(int(self._capacity / times)),
             declared=self._capacity,
-            use=lambda: self._metrics.scheduler.kv_cache_usage,
-            running=lambda: self._metrics.scheduler.num_running_reqs,
-            on_size=self._resized,
-            ended=self._end,
+            processes=processes,
+            sleepless=workers[0]["kept_parameters"],
         )
 
-    async def _end(self) -> str:
-        """Wait for the end of the core; the reason."""
+    async def pause(self) -> None:
+        """See `Steps.pause`. The mirror has no block either."""
+        self._paused = True
+        await self._runs.idle.wait()
+        await self.reset_prefix_cache()
+        if self._feed is not None:
+            await self._feed.pause()
+
+    def resume(self) -> None:
+        """See `Steps.resume`."""
+        self._paused = False
+        if self._feed is not None:
+            self._feed.resume()
+
+    @property
+    def use(self) -> float:
+        """See `Steps.use`."""
+        use: float = self._metrics.scheduler.kv_cache_usage
+        return use
+
+    @property
+    def running(self) -> int:
+        """See `Steps.running`."""
+        running: int = self._metrics.scheduler.num_running_reqs
+        return running
+
+    def resized(self, blocks: Blocks) -> None:
+        """See `Steps.resized`."""
+        self._metrics.resize(blocks * self._block_size)
+
+    async def end(self) -> str:
+        """See `Steps.end`."""
         await asyncio.wait((self._reading,))
         return self.death or ""
-
-    def _resized(self, blocks: Blocks) -> None:
-        self._metrics.resize(blocks * self._block_size)
 
     @property
     def _size(self) -> Blocks:
@@ -265,7 +292,7 @@ class VllmEngine:
         if Trait.STRUCTURED not in spec.traits:
             return
         name, queue = f"grammar-{next(self._numbers)}", OutputQueue()
-        self._runs.start(CoreRun(name, name, queue), rehearsing(spec, name, outputs))
+        self._start_run(CoreRun(name, name, queue), rehearsing(spec, name, outputs))
         try:
             await queue.exhaust()
         except RequestFailed as error:
@@ -285,7 +312,14 @@ class VllmEngine:
         # vLLM would take a second request of one id for a continuation of the first.
         name = f"{key}-{next(self._numbers)}"
         run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits, spec.prompt_tokens, continues=bool(outputs))
-        self._runs.start(run, continued(spec, name, key, outputs, transfer, self._adapter(spec)))
+        self._start_run(run, continued(spec, name, key, outputs, transfer, self._adapter(spec)))
+
+    def _start_run(self, run: CoreRun, request: Frames) -> None:
+        """Add a request to the core. An engine that is paused has none."""
+        if self._paused:
+            asyncio.get_running_loop().call_soon(run.sink.fail, RequestFailed("the replica is asleep"))
+        else:
+            self._runs.start(run, request)
 
     def _adapter(self, spec: RequestSpec) -> Adapter | None:
         """The adapter of a request, as this engine has loaded it."""
@@ -332,7 +366,7 @@ class VllmEngine:
         # vLLM computes the last token of any prompt: it stands behind the blocks.
         end = last * self._block_size + 1
         frames = loading(spec, load, outputs[:end], wanted, end, self._arrived(), self._adapter(spec))
-        self._runs.start(CoreRun(load, load, queue), frames)
+        self._start_run(CoreRun(load, load, queue), frames)
         request = asyncio.create_task(queue.exhaust())
         filled: int | None = None
         try:
@@ -405,7 +439,7 @@ class VllmEngine:
         context = (*outputs, _FIRST_ID)
         end = (spec.prompt_tokens + len(outputs)) // self._block_size * self._block_size + 1
         frames = holding(spec, hold, context, end, self._arrived(), self._adapter(spec))
-        self._runs.start(CoreRun(hold, hold, queue), frames)
+        self._start_run(CoreRun(hold, hold, queue), frames)
         request = asyncio.create_task(queue.exhaust())
         held: int | None = None
         try:
@@ -530,7 +564,7 @@ class VllmEngine:
         name, queue = f"command-{next(self._numbers)}", OutputQueue()
         reply: dict[str, Any] = {}
         run = CoreRun(name, name, queue, reply=reply.update)
-        self._runs.start(run, continued(plain_spec(name, (_FIRST_ID,), 1), name, name, (), transfer))
+        self._start_run(run, continued(plain_spec(name, (_FIRST_ID,), 1), name, name, (), transfer))
         try:
             await queue.exhaust()
         finally:

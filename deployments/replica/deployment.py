@@ -28,7 +28,7 @@ from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.processes.niceness import take_niceness_of_parent
-from deployments.replica.elastic import KvPool
+from deployments.replica.elastic import ElasticRequests, KvPool, start_pool
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.ingress_channels import IngressChannel, offered, submit_all
@@ -62,7 +62,7 @@ from migration.run.profiling import measure
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.memory.ledger import MemoryOrder, MemoryReport
+from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
 from policies.prefix.evacuation import CachedContext, ContextCopy
 
@@ -78,6 +78,9 @@ _ADAPTER_S = 2.0
 class EngineReplica:
     """Implements `EngineApi`."""
 
+    _given_up: str | None = None
+    """The reason why the engine was given up."""
+
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, engine: EngineConfig, migration: MigrationSettings, topology: Topology
     ) -> None:
@@ -87,7 +90,7 @@ class EngineReplica:
         self._pool = own_pool()
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = self._preemptions = 0
-        self._silence_s, self._grace_s, self._hung = topology.engine_silence_s, topology.grace_s, False
+        self._silence_s, self._grace_s = topology.engine_silence_s, topology.grace_s
         if not take():
             start_guard()
         self._scheduler = scheduler_client(own_app())
@@ -113,7 +116,7 @@ class EngineReplica:
             by_priority=by_priority,
             contexts=contexts,
         )
-        self._kv_pool = await KvPool.start(self._id, self._engine, seating, self._host.give_back)
+        at = await start_pool(self._engine.memory, seating)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
         # Requests of pooling models stay where they are: no path is chosen for them.
@@ -136,10 +139,8 @@ class EngineReplica:
         )
         self._peers = PeerConnections(self._id, self._links.open, self._forget)
         self._membership = ServeMembership(self._pool, own_app(), f"engine-{self._id}", self._peers_changed)
-        evacuates = engine.evacuates and remembers
-        self._last_copies = LastCopies(
-            self._evacuate, lambda: evacuates and self._has_peers(), self._grace_s, time.monotonic
-        )
+        self._saves_cache = engine.evacuates and remembers
+        self._last_copies, self._kv_pool = self._make_last_copies(), self._make_pool(at)
         checks = (self._watch_preemptions, self._watch_tokens, self._watch_ingresses, self._watch_stop)
         loops = [repeat(check, _WATCH_PERIOD_S) for check in checks]
         loops += [repeat(self._recompute, engine.recompute_s)] if engine.recompute_s else []
@@ -164,6 +165,24 @@ class EngineReplica:
     def _has_peers(self) -> bool:
         """True if another replica runs, and stays."""
         return bool(set(self._membership.running) - {self._id})
+
+    def _make_last_copies(self) -> LastCopies:
+        return LastCopies(self._evacuate, self._saves, self._grace_s, time.monotonic)
+
+    def _saves(self) -> bool:
+        """True if the cache is copied to others before it goes."""
+        return self._saves_cache and self._has_peers()
+
+    def _make_pool(self, at: OrderNumber) -> KvPool:
+        requests = ElasticRequests(
+            self._host,
+            self._moves,
+            self._engine.fingerprint.block_size,
+            lambda: self._pending,
+            self._make_last_copies,
+            self._give_up,
+        )
+        return KvPool(self._id, self._engine.memory, requests, at)
 
     async def _evacuate(self, within_s: float) -> None:
         """Have the scheduler order the copies of the cache."""
@@ -224,8 +243,8 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Raise `EngineDead` if the engine is dead or hangs: Serve then replaces this replica."""
-        if self._hung:
-            raise EngineDead("the engine hangs")
+        if self._given_up is not None:
+            raise EngineDead(self._given_up)
         await self._engine.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -422,7 +441,7 @@ class EngineReplica:
 
     def _returns_wait(self) -> bool:
         """True while returns would be in the way of moves and of other copies."""
-        return self._host.stopping or bool(self._copies.outgoing) or self._moves.exchanging
+        return self._host.closed is not None or bool(self._copies.outgoing) or self._moves.exchanging
 
     def _cache(self) -> CacheReport:
         """The report on the engine's prefix cache."""
@@ -438,9 +457,11 @@ class EngineReplica:
         """The state of replica and engine. Blocks reserved for requests on their way here are not free."""
         stats = self._engine.stats()
         reserved = -(-self._host.reserved_tokens // stats.block_size)
+        requests = tuple(self._host.loads())
+        stops = self._host.stopping or self._engine.death is not None
         return ReplicaLoad(
             id=self._id,
-            state=ReplicaState.RUNNING if self._host.closed is None else ReplicaState.DRAINING,
+            state=ReplicaState.DRAINING if stops else self._kv_pool.state(is_empty=not requests),
             node=self._node,
             capacity_tokens=stats.capacity_tokens,
             block_size=stats.block_size,
@@ -451,7 +472,7 @@ class EngineReplica:
             step_tokens=stats.step_tokens,
             max_adapters=stats.max_adapters,
             nominal_tokens=stats.nominal_tokens,
-            requests=tuple(self._host.loads()),
+            requests=requests,
         )
 
     def _check_fence(self, fence: int) -> None:
@@ -461,7 +482,7 @@ class EngineReplica:
 
     async def _recompute(self) -> None:
         """Recompute a cached context, unless a request is here or on its way."""
-        if not (any(self._host.loads()) or self._pending or self._host.stopping):
+        if not (any(self._host.loads()) or self._pending or self._host.closed is not None):
             await self._recomputation.check()
 
     async def _watch_preemptions(self) -> None:
@@ -473,10 +494,13 @@ class EngineReplica:
     async def _watch_tokens(self) -> None:
         """Give up an engine that hangs."""
         if self._host.silent_s() > self._silence_s and not self._engine.profiling:
-            self._hung = True
-            self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
-            # Frees the engine's memory now. Serve stops this replica only after its next health checks.
-            await asyncio.to_thread(self._engine.shutdown)
+            await self._give_up(f"the engine gave no token for {self._silence_s:g} s")
+
+    async def _give_up(self, reason: str) -> None:
+        """Free the engine's memory now. Serve stops this replica only after its next health checks."""
+        self._given_up = reason
+        self._host.lose_all(reason)
+        await asyncio.to_thread(self._engine.shutdown)
 
     async def _watch_ingresses(self) -> None:
         """End the requests of ingresses that do not read them."""

@@ -149,6 +149,8 @@ class RequestHost:
         self._reserved: dict[str, int] = {}
         self._last_output_s = clock()
         self.stopping = False
+        self.asleep = False
+        """The replica is asleep, or about to be."""
         self.prompts = Prefilled(0, 0)
         """The prompts of all requests that began here, once they were computed."""
 
@@ -167,7 +169,7 @@ class RequestHost:
         If it is `fetching` blocks, it is here from now on, and in the engine from `begin` on.
 
         Raises:
-            Stopping: the replica is stopping, or its engine has died.
+            Stopping: the replica is stopping or asleep, or its engine has died.
             Refused: the request exceeds the model's context, cannot be continued exactly, or runs here already.
         """
         self._require_open(closely=hop > 0)
@@ -348,6 +350,8 @@ class RequestHost:
         """The reason why nothing new is taken here; None if something is."""
         if self.stopping:
             return "the replica is stopping"
+        if self.asleep:
+            return "the replica is asleep"
         return None if self._engine.death is None else f"the engine died: {self._engine.death}"
 
     def silent_s(self) -> float:
@@ -365,11 +369,12 @@ class RequestHost:
         """Have requests with at least `blocks` KV blocks continue elsewhere, from their tokens; return their number.
 
         Their readers submit them again. The last turns go first. Requests that move, or that no engine could continue
-        exactly, stay.
+        exactly, stay. So do those in the engine's queue, unless the replica is about to fall asleep.
         """
         queued, left, count = self._queued(), int(blocks), 0
         for run in sorted(self._runs.values(), key=_turn, reverse=True):
-            stays = run.muted or run.halted or run.key in queued or (run.outputs and self._tied(run.spec))
+            waits = run.key in queued and not self.asleep
+            stays = run.muted or run.halted or waits or (run.outputs and self._tied(run.spec))
             if left > 0 and not stays:
                 left -= -(-run.context // block_size)
                 count += 1
@@ -386,7 +391,7 @@ class RequestHost:
         end of this one may not have been noticed yet.
         """
         if (reason := self.closed) is not None:
-            raise Stopping(reason)
+            raise Stopping(reason, Cause.ASLEEP if self.asleep and not self.stopping else Cause.STOPPING)
         if closely and any(map(is_ending, self._engine.processes.all)):
             raise Stopping("the engine is ending")
 

@@ -225,6 +225,14 @@ class Moves:
     def stop(self) -> None:
         """Begin to stop: take no new requests, and end incoming migrations; outgoing ones go on."""
         self._host.stopping = True
+        self._leave()
+
+    def sleep(self) -> None:
+        """Begin to fall asleep, as to stop; a wake is no more than an end of `RequestHost.asleep`."""
+        self._host.asleep = True
+        self._leave()
+
+    def _leave(self) -> None:
         for leaving in self.outgoing.values():
             leaving.post(SourceEvent.SOURCE_STOPPING)
         for coming in list(self._coming.values()):

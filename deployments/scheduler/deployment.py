@@ -231,6 +231,10 @@ class LiveScheduler:
         """See `OperatorApi.set_memory`."""
         return await self._pools[pool].set_memory(replica, blocks)
 
+    async def set_asleep(self, pool: PoolId, replica: str | None, asleep: bool) -> MoveAnswer:
+        """See `OperatorApi.set_asleep`."""
+        return await self._pools[pool].set_asleep(replica, asleep)
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`. Moves that have been ordered before go on to their ends."""
         if mode is Mode.ACT and not all(self._config.of(pool).scales for pool in self._pools):

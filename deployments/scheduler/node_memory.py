@@ -11,7 +11,7 @@ Each node has a ledger (`policies.memory.ledger`), so the replicas on it never h
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
@@ -37,8 +37,9 @@ from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock
 from policies.decision.devices import Division, SeatSize
 from policies.decision.observation import Device, DeviceSeat
+from policies.memory.ladder import DeviceState, SeatState
 from policies.memory.ledger import DeviceLedger, MemoryOrder, OrderNumber, Seat
-from policies.memory.plan import MemoryPlan, ModelMemory, mib_of
+from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory, mib_of
 from policies.model import Blocks, Bytes, PoolId, ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -165,6 +166,8 @@ class NodeMemory:
         seat = next((seat for seat in ledger.seats if seat.replica == replica), None)
         if seat is None or seat.model.is_claimed:
             ledger = ledger.without(replica).with_seat(Seat(replica, memory.model, MemoryPlan(memory.declared)))
+        else:
+            ledger = ledger.measured(replica, memory.model)
         self._pool_of[replica] = pool
         self._ledgers[found.node] = ledger.take(memory.report)
         if self._claims.pop(replica, None) is not None:
@@ -400,6 +403,8 @@ class NodeMemory:
         if found is None:
             return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, f"replica {replica} has not reported yet; try again")
         memory = found.memory
+        if not memory.report.ordered.is_awake:
+            return MoveRejected(HTTPStatus.CONFLICT, f"replica {replica} is asleep: wake it first")
         as_divided = memory.report.ordered.blocks if self._acts() else memory.start
         wanted = Blocks((as_divided or memory.start) if blocks is None else blocks)
         if refusal := _out_of_bounds(memory, wanted):
@@ -411,9 +416,14 @@ class NodeMemory:
         if ordered is None:
             return MoveRejected(422, _over_budget(ledger, ledger.seat(replica), wanted))
         self._ledgers[found.node], order = ordered
+        return await self._send_by_hand(found.node, order)
+
+    async def _send_by_hand(self, node: str, order: MemoryOrder) -> MoveAnswer:
+        """Send an order of which somebody wants the outcome. No division orders the replica meanwhile."""
+        replica = order.replica
         self._ordering[replica] += 1
         try:
-            await self._send(found.node, order, self._pool_of[replica])
+            await self._send(node, order, self._pool_of[replica])
         except PeerLost as error:
             # The order may have arrived: the ledger counts it until a newer one to the replica is answered.
             return MoveRejected(503, str(error))
@@ -422,6 +432,92 @@ class NodeMemory:
         finally:
             self._ordering[replica] -= 1
         return MoveAccepted(order.replica)
+
+    # --- sleep ----------------------------------------------------------------------------------------
+
+    async def sleep(self, replica: ReplicaId) -> MoveAnswer:
+        """Order a replica to drop its parameters and its KV pool."""
+        if (refusal := self._why_not(replica)) is not None:
+            return refusal
+        if (reason := self.why_sleepless(replica)) is not None:
+            return MoveRejected(422, reason)
+        return await self._order_plan(replica, ASLEEP)
+
+    async def wake(self, replica: ReplicaId) -> MoveAnswer:
+        """Order a replica to be awake, with the KV pool of its start or, without room for it, a smaller one.
+
+        If there is no room for the smallest, divisions have others shrink for it, where they can: the order may be
+        repeated.
+        """
+        if (refusal := self._why_not(replica)) is not None:
+            return refusal
+        found = self._found(replica)
+        assert found is not None, "it has reported"
+        ledger, memory, pool = self._ledgers[found.node], found.memory, self._pool_of[replica]
+        bound = ledger.seat(replica).bound
+        left = ledger.room - self._reserved(ledger, found.node, until=replica) + bound
+        blocks = min(memory.start, memory.model.blocks_in(left))
+        if blocks < memory.model.floor:
+            least = memory.model.least
+            reason = f"awake it needs {mib_of(least)} MiB, and {mib_of(max(0, left))} MiB are free for it"
+            self._waiting.setdefault(replica, _Waiting(pool, found.node, Bytes(least - bound), 0.0, reason))
+            self._waiting[replica].at = self._clock()
+            return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        self._waiting.pop(replica, None)
+        return await self._order_plan(replica, MemoryPlan(blocks))
+
+    def why_sleepless(self, replica: ReplicaId) -> str | None:
+        """The reason why a replica cannot sleep; None if it can, or has not reported."""
+        found = self._found(replica)
+        return None if found is None else found.memory.sleepless
+
+    def why_not_woken(self, replica: ReplicaId) -> str | None:
+        """The reason why a replica sleeps that was ordered to wake."""
+        found = self._found(replica)
+        return None if found is None or not found.memory.report.ordered.is_awake else found.memory.cause
+
+    def least(self, replicas: Iterable[ReplicaId]) -> Bytes:
+        """The most bytes that one of these replicas needs awake, at its floor."""
+        found = (self._found(replica) for replica in replicas)
+        return Bytes(max((each.memory.model.least for each in found if each is not None), default=0))
+
+    def ladder(self, asleep: Collection[ReplicaId], waking: Collection[ReplicaId]) -> tuple[DeviceState, ...]:
+        """The nodes, with the replicas on them; those `asleep` may be ordered to be, those `waking` to wake.
+
+        A replica that divisions size can shrink to its floor.
+        """
+        found = []
+        for number, (_, ledger) in enumerate(sorted(self._ledgers.items())):
+            seats = tuple(self._seat_state(seat, asleep) for seat in ledger.seats)
+            is_waking = any(seat.replica in waking for seat in ledger.seats)
+            found.append(DeviceState(number, ledger.budget, seats, is_waking))
+        return tuple(found)
+
+    def _seat_state(self, seat: Seat, asleep: Collection[ReplicaId]) -> SeatState:
+        sleeps = seat.replica in asleep or (seat.reported is not None and not seat.reported.ordered.is_awake)
+        held = seat.model.least if self._is_divided(seat) else seat.bound
+        size = seat.model.asleep if sleeps else held
+        return SeatState(seat.replica, self._pool_of[seat.replica], not sleeps, size, seat.model.asleep)
+
+    def _found(self, replica: ReplicaId) -> ReportedMemory | None:
+        pool = self._pool_of.get(replica)
+        return None if pool is None else self._reported.get(pool, {}).get(replica)
+
+    def _why_not(self, replica: ReplicaId) -> MoveRejected | None:
+        """The reason why nothing can be ordered now."""
+        if not self.is_elastic:
+            return MoveRejected(422, "memory.budget_mib is not set: no replica sleeps")
+        if self._found(replica) is None or not self._is_known():
+            return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, f"{_UNKNOWN}; try again")
+        return None
+
+    async def _order_plan(self, replica: ReplicaId, plan: MemoryPlan) -> MoveAnswer:
+        found = self._found(replica)
+        ordered = None if found is None else self._ledgers[found.node].order(replica, plan)
+        if found is None or ordered is None:
+            return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, f"{_UNKNOWN}; try again")
+        self._ledgers[found.node], order = ordered
+        return await self._send_by_hand(found.node, order)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The member `devices` of `/mell/state`."""

@@ -46,12 +46,14 @@ class LivePool:
     def observe(self) -> PoolReport:
         """The changes since the last call."""
         roster, scaler = self.roster, self.scaler
+        scaler.follow_sleep()
         pool = Pool(
             self.deployment,
             min_replicas=scaler.min_replicas,
             max_replicas=scaler.max_replicas,
             wanted=scaler.wanted,
             capacity=Tokens(0),
+            sleeps=scaler.sleeping is not None and not scaler.min_replicas,
         )
         others = self.listing.others(roster.statuses)
         moves, copies = self.dispatch.take_reports(), self.dispatch.take_copies()

@@ -20,6 +20,7 @@ from deployments.scheduler.node_memory import NodeMemory, ReportedMemory
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
+from deployments.scheduler.sleepers import PoolSleepers
 from deployments.serve.levels import LevelStore
 from deployments.serve.membership import Membership
 from deployments.serve.roles import RoleStore
@@ -43,7 +44,7 @@ from policies.decision.matching import PromptMatch
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
-from policies.model import PoolId, ReplicaId, RequestId, RequestLoad, Role
+from policies.model import PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Role
 from policies.plan import Move, Reason
 from policies.prefix.copies import CopyReason
 from policies.prefix.names import Naming
@@ -129,6 +130,8 @@ class PoolScheduler:
         self._dispatch = Dispatch(self, self._records)
         self._devices = devices
         self._reporters = reporters
+        if devices.is_elastic:
+            ports.scaler.sleeping = PoolSleepers(self.id, devices, lambda: self._roster.statuses, config.memory.asleep)
         self.live = LivePool(
             self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
         )
@@ -205,7 +208,8 @@ class PoolScheduler:
     def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
         memory = self._memory
-        return placing_view(memory.cluster, replica_speed(memory), self._naming(), memory.terms.ttft_s)
+        asleep = self._scaler.sleeping.asleep if self._scaler.sleeping is not None else frozenset[ReplicaId]()
+        return placing_view(memory.cluster, replica_speed(memory), self._naming(), memory.terms.ttft_s, asleep)
 
     def _naming(self) -> Naming | str:
         """The naming of blocks that all replicas with a mirror have, or the reason why there is none."""
@@ -376,6 +380,8 @@ class PoolScheduler:
         """See `OperatorApi.drain`. Its requests move to other replicas while they run."""
         if replica not in self._roster.statuses:
             return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
+        if self._scaler.sleeping is not None and replica in self._scaler.sleeping.asleep:
+            return MoveRejected(409, f"replica {replica} is asleep: wake it first")
         if len(self._membership.running) < 2 and self._scaler.max_replicas < 2:
             return MoveRejected(422, "the only replica cannot be drained while max_replicas is 1")
         try:
@@ -417,6 +423,29 @@ class PoolScheduler:
         self._epochs().hurry()
         return answer
 
+    async def set_asleep(self, replica: str | None, asleep: bool) -> MoveAnswer:
+        """See `OperatorApi.set_asleep`."""
+        if not self._devices.is_elastic:
+            return MoveRejected(422, "memory.budget_mib is not set: no replica sleeps")
+        await self._gatherer.gather_within(_OPERATOR_WAIT_S)
+        if replica is not None and replica not in self._roster.statuses:
+            return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
+        states = [ReplicaState.RUNNING] if asleep else [ReplicaState.ASLEEP]
+        found = [r for r, status in self._roster.statuses.items() if status.state in states]
+        chosen = sorted(found) if replica is None else [ReplicaId(replica)]
+        if not chosen:
+            return MoveRejected(409, f"no replica of the model is {'awake' if asleep else 'asleep'}")
+        # All fall asleep, or none; of several that sleep, one wakes.
+        if replica is None and asleep and self._scaler.min_replicas:
+            return MoveRejected(422, f"min_replicas is {self._scaler.min_replicas}: lower it first (mell bounds)")
+        answers = [
+            await (self._scaler.sleep(each) if asleep else self._scaler.wake(each))
+            for each in (chosen if asleep else chosen[:1])
+        ]
+        self._epochs().hurry()
+        refused = next((answer for answer in answers if isinstance(answer, MoveRejected)), None)
+        return refused or MoveAccepted(replica or self.id)
+
     async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
         """See `OperatorApi.set_level`."""
         if (level := self._levels.get(service_class)) is None:
@@ -439,5 +468,7 @@ class PoolScheduler:
         if self._config.prefill_replicas >= least:
             prefills = self._config.prefill_replicas
             return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")
+        if not least and not self._devices.is_elastic:
+            return MoveRejected(422, "a minimum of 0 needs memory.budget_mib: without it no replica sleeps")
         self._scaler.set_bounds((least, most))
         return MoveAccepted(self.id)

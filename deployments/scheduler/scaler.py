@@ -7,6 +7,9 @@ emptied replica accepts requests again.
 
 The wanted number falls by one with each replica that stops, and for no other reason: while Serve's controller is away,
 and until Serve has as few replicas as are wanted, nothing is closed.
+
+Where replicas sleep, an opening wakes one before another one is started, and a closed one falls asleep before one stops
+(`policies.memory.ladder`). The wanted number is of replicas awake; Serve's is of all (`sleepers`).
 """
 
 import asyncio
@@ -16,17 +19,23 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.scheduler.listing import Listing
+from deployments.scheduler.sleepers import Sleeping
 from deployments.serve.bounds import Bounds, read_bounds, write_bounds
 from deployments.serve.retirement import generation, retire
 from deployments.serve.scaling import Wanted, read_wanted, write_wanted
+from migration.concurrency import Tasks
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.ports import Clock
 from policies.causes import Cause
+from policies.memory.ladder import Wait, Wake
 from policies.model import PoolId, ReplicaId
 
 log = logging.getLogger("ray.serve")
+
+_SLEEPLESS = "memory.budget_mib is not set: no replica sleeps"
 
 _INHERITED_S = 60.0
 """The greatest age, in seconds, at which a scheduler takes the wanted number over from its predecessor."""
@@ -40,6 +49,9 @@ class Scaler(Protocol):
 
     scales: bool
     """False if something else decides on the number of replicas: the wanted number is then Serve's own."""
+
+    sleeping: Sleeping | None
+    """The pool's sleeping replicas; None: none sleeps."""
 
     def set_bounds(self, bounds: Bounds) -> None:
         """Set the bounds for this scheduler and its successors. The wanted number follows at once."""
@@ -86,6 +98,22 @@ class Scaler(Protocol):
         """Have a replica refuse new requests, so that its requests move away and it closes. Raises MigrationError."""
         ...
 
+    def follow_sleep(self) -> None:
+        """Follow the newest reports of sleeping replicas.
+
+        Replicas whose wakes have failed are not wanted any longer: an opening may try again. Serve replaces a sleeper
+        that has ended by a replica that is awake.
+        """
+        ...
+
+    async def sleep(self, replica: ReplicaId) -> MoveAnswer:
+        """Close a replica by an operator's order: its requests move away, and it falls asleep."""
+        ...
+
+    async def wake(self, replica: ReplicaId) -> MoveAnswer:
+        """Open a replica by an operator's order: it wakes."""
+        ...
+
 
 class ServeScaler:
     """Implements `Scaler` for one pool of an application.
@@ -115,10 +143,12 @@ class ServeScaler:
         self._clock = clock
         self._wall_clock = wall_clock
         self._scales = True
+        self.sleeping: Sleeping | None = None
         self._wanted: int | None = None
         self._stopping = asyncio.Lock()
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._waking = Tasks()
         self._stopped: set[ReplicaId] = set()
         """The replicas that the controller has stopped since Serve's list was read."""
 
@@ -143,15 +173,20 @@ class ServeScaler:
     def _inherited(self) -> int:
         found = read_wanted(self._app, self._pool, generation())
         if found is not None and self._wall_clock() - found.at < _INHERITED_S:
-            return self._bounded(found.count)
+            return self._bounded(found.count - len(self._asleep()))
         return self._of_serve()
 
     def _of_serve(self) -> int:
         return self._bounded(self._kept_by_serve())
 
     def _kept_by_serve(self) -> int:
-        """Serve's number of replicas: those of its list that have not been stopped since."""
-        return self._listing.wanted_by_serve - sum(map(self._listing.runs, self._stopped))
+        """Serve's number of replicas awake: those of its list that have not been stopped since."""
+        return self._listing.wanted_by_serve - sum(map(self._listing.runs, self._stopped)) - len(self._asleep())
+
+    def _asleep(self) -> frozenset[ReplicaId]:
+        """The replicas that are asleep, and that Serve keeps."""
+        found = frozenset[ReplicaId]() if self.sleeping is None else self.sleeping.asleep
+        return frozenset(replica for replica in found if replica not in self._stopped and self._listing.runs(replica))
 
     def _bounded(self, count: int) -> int:
         return min(max(count, self.min_replicas), self.max_replicas)
@@ -159,7 +194,8 @@ class ServeScaler:
     @property
     def opening(self) -> int:
         """See `Scaler.opening`."""
-        return max(0, self.wanted - self._kept_by_serve())
+        waking = 0 if self.sleeping is None else self.sleeping.waking
+        return max(0, self.wanted - self._kept_by_serve()) + waking
 
     def set_bounds(self, bounds: Bounds) -> None:
         """See `Scaler.set_bounds`. Above the maximum, Serve stops replicas, whose requests are evacuated."""
@@ -172,14 +208,67 @@ class ServeScaler:
     def publish(self) -> None:
         """See `Scaler.publish`."""
         if self._scales and not self._stopping.locked():
-            write_wanted(self._app, self._pool, generation(), Wanted(self.wanted, self._wall_clock()))
+            count = self.wanted + len(self._asleep())
+            write_wanted(self._app, self._pool, generation(), Wanted(count, self._wall_clock()))
 
     def open(self, count: int) -> None:
-        """See `Scaler.open`."""
-        if count:
-            self._wanted = min(self.wanted + count, self.max_replicas)
-            log.info("opening %d replicas, %d in all", count, self._wanted)
+        """See `Scaler.open`. Where a sleeper has to wait until another one has woken, nothing opens."""
+        starts = 0
+        for _ in range(min(count, self.max_replicas - self.wanted)):
+            rung = None if self.sleeping is None else self.sleeping.climb()
+            if isinstance(rung, Wait):
+                break
+            self._wanted = self.wanted + 1
+            if isinstance(rung, Wake):
+                assert self.sleeping is not None
+                self.sleeping.expect_wake(rung.replica)
+                self._waking.start(self._wake(rung.replica))
+            else:
+                starts += 1
+        if starts:
+            log.info("opening %d replicas, %d in all", starts, self.wanted)
             self.publish()
+
+    async def _wake(self, replica: ReplicaId) -> None:
+        """Wake a replica that is wanted already."""
+        assert self.sleeping is not None
+        answer = await self.sleeping.wake(replica)
+        if isinstance(answer, MoveRejected):
+            log.warning("replica %s is not woken: %s", replica, answer.message)
+            self._wanted = self._one_less()
+
+    def follow_sleep(self) -> None:
+        """See `Scaler.follow_sleep`."""
+        if self.sleeping is None:
+            return
+        changes = self.sleeping.follow()
+        if changes.failed or changes.lost:
+            left = self.wanted - changes.failed + changes.lost
+            self._wanted = max(self.min_replicas, min(left, self.max_replicas))
+
+    async def sleep(self, replica: ReplicaId) -> MoveAnswer:
+        """See `Scaler.sleep`."""
+        if self.sleeping is None:
+            return MoveRejected(422, _SLEEPLESS)
+        if self.wanted <= self.min_replicas:
+            return MoveRejected(422, f"min_replicas is {self.min_replicas}: lower it first (mell bounds)")
+        answer = await self.sleeping.sleep(replica)
+        if isinstance(answer, MoveAccepted):
+            self._wanted = self._one_less()
+            self.publish()
+        return answer
+
+    async def wake(self, replica: ReplicaId) -> MoveAnswer:
+        """See `Scaler.wake`."""
+        if self.sleeping is None:
+            return MoveRejected(422, _SLEEPLESS)
+        if self.wanted >= self.max_replicas:
+            return MoveRejected(422, f"max_replicas is {self.max_replicas}: raise it first (mell bounds)")
+        answer = await self.sleeping.wake(replica)
+        if isinstance(answer, MoveAccepted):
+            self._wanted = min(self.wanted + 1, self.max_replicas)
+            self.publish()
+        return answer
 
     def mark_emptying(self, replicas: Collection[ReplicaId]) -> None:
         """See `Scaler.mark_emptying`."""
@@ -215,9 +304,20 @@ class ServeScaler:
         except MigrationError as error:
             log.info("replica %s is not closed: %s", replica, error)
             return
+        if self.sleeping is not None and not drained and self.sleeping.keeps(replica):
+            answer = await self.sleeping.sleep(replica)
+            # It takes nothing until it wakes.
+            await self._reopen(replica, fence)
+            if isinstance(answer, MoveAccepted):
+                self._wanted = self._one_less()
+                self.publish()
+            else:
+                log.warning("replica %s does not sleep: %s", replica, answer.message)
+            return
         try:
             async with self._stopping:
-                stops = await retire(self._app, self._pool, replica, self._one_less())
+                asleep = len(self._asleep() - {replica})
+                stops = await retire(self._app, self._pool, replica, self._one_less() + asleep)
         except Exception as error:
             log.warning("replica %s is not closed: %r", replica, error)
             if not drained:

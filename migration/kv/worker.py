@@ -4,15 +4,20 @@ vLLM mixes this class into its Worker (`worker_extension_cls`); `collective_rpc`
 the steps. Blocks are copied by the copier (`copier`), which waits for no step.
 """
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
 from migration.kv.connector import MellConnector
+from migration.kv.parameters import Parameters
 from migration.protocol.errors import TransferFailed
+
+log = logging.getLogger(__name__)
 
 
 class MellWorker:
@@ -20,6 +25,8 @@ class MellWorker:
 
     model_runner: Any
     """The Worker's model runner."""
+    vllm_config: VllmConfig
+    mell_parameters: Parameters
 
     def mell_describe(self) -> dict[str, Any]:
         """The cache's `ShardShape` ("layout"), the copier's address, and the process ids.
@@ -27,8 +34,9 @@ class MellWorker:
         If blocks cannot be moved, the layout is None, there is no copier, and "unsupported" has the reason; in
         "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
         of n tokens hold n / block size blocks only if the cache is "plain". "host_blocks" are those for which a tier of
-        host memory has room, 0 without one; "parameter_bytes" is the size of the model's parameters. An engine of a
-        pooling model has no connector at all.
+        host memory has room, 0 without one; "parameter_bytes" is the size of the model's parameters, and
+        "kept_parameters" the reason why they cannot be dropped, None if they can. An engine of a pooling model has no
+        connector at all.
 
         Must be called before the first request: it also gives the connector the model runner.
         """
@@ -38,6 +46,7 @@ class MellWorker:
             return {**_WITHOUT_CONNECTOR, **processes}
         connector = _connector()
         connector.runner = self.model_runner
+        self.mell_parameters = Parameters(self.model_runner.get_model(), self.vllm_config)
         layout = connector.layout
         return {
             "layout": list(layout.shape) if layout else None,
@@ -48,7 +57,8 @@ class MellWorker:
             "unsupported": connector.unsupported,
             "unmirrored": connector.unmirrored,
             "host_blocks": connector.host_blocks,
-            "parameter_bytes": _parameter_bytes(self.model_runner.model),
+            "parameter_bytes": self.mell_parameters.size,
+            "kept_parameters": self.mell_parameters.why_kept(),
             "copier": connector.copier.address if connector.copier else None,
             **processes,
         }
@@ -65,11 +75,18 @@ class MellWorker:
             return str(error)
         return None
 
+    def mell_drop(self) -> None:
+        """Drop the parameters of all layers (`Parameters.drop`)."""
+        self.mell_parameters.drop(self.model_runner.get_model().modules())
 
-def _parameter_bytes(model: Any) -> int:
-    """The memory of a model's parameters; some may share theirs."""
-    storages = [parameter.untyped_storage() for parameter in model.parameters()]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    def mell_load(self) -> str | None:
+        """Load the dropped parameters; the reason if that failed, and they are still dropped."""
+        try:
+            self.mell_parameters.load()
+        except Exception as error:
+            log.exception("the model's parameters could not be loaded again")
+            return f"{type(error).__name__}: {error}"
+        return None
 
 
 _WITHOUT_CONNECTOR: dict[str, Any] = {
@@ -82,6 +99,7 @@ _WITHOUT_CONNECTOR: dict[str, Any] = {
     "unmirrored": "a pooling model's cache is not followed",
     "host_blocks": 0,
     "parameter_bytes": 0,
+    "kept_parameters": "a pooling model's parameters are not dropped",
     "copier": None,
 }
 """The description of a worker of a pooling model."""

@@ -1,4 +1,4 @@
-"""The shell of a pool's table: executes its commands on an engine, and has the values of its reports."""
+"""The shell of the table of a replica's memory: executes its commands, and has the values of its reports."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from migration.memory.tables import PoolCommand, PoolEvent, PoolState, new_pool, order_event
 from migration.protocol.ports import Clock
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
-from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory
 from policies.model import Blocks, ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -18,6 +18,8 @@ _LOOK_S = 0.05
 """The time between two looks for room, in seconds."""
 _LEAVE_S = 0.5
 """The time in which requests that were given back leave the engine, in seconds."""
+_LOADS = 3
+"""The number of failed loads in a row after which the engine is given up."""
 
 
 _NEVER = OrderNumber(0)
@@ -43,10 +45,13 @@ class Fitted:
 
 
 class EngineMemory(Protocol):
-    """An engine's KV pool. The methods that wait raise EngineEnded."""
+    """An engine's parameters and KV pool. The methods that wait raise EngineEnded."""
 
     model: ModelMemory
-    """The bytes of its parts; `fixed` is measured at the start."""
+    """The bytes of its parts. `fixed` is measured at the start, `asleep` after each `drop`; until the first, it is
+    taken to be `fixed`."""
+    sleepless: str | None
+    """The reason why the engine cannot fall asleep; None if it can."""
     declared: Blocks
     """The most blocks that it may have."""
     start: Blocks
@@ -78,6 +83,41 @@ class EngineMemory(Protocol):
         """Hand out `blocks`, if that is more than now."""
         ...
 
+    async def drop(self) -> str | None:
+        """Give all memory of an engine without requests back but that of its processes: of prefix cache, KV blocks and
+        parameters. It computes nothing from now on. The reason if that failed.
+        """
+        ...
+
+    async def load(self, blocks: Blocks) -> str | None:
+        """Load what was dropped, and hand out `blocks`. The engine computes again, or there is a reason."""
+        ...
+
+
+class HostedRequests(Protocol):
+    """The requests on a replica, and all else that uses its engine."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no request, migration or copy has memory of the engine."""
+        ...
+
+    def close(self) -> None:
+        """Take nothing new: requests leave, as before a stop."""
+        ...
+
+    def open(self) -> None:
+        """Take requests again."""
+        ...
+
+    def give_back(self, blocks: Blocks) -> None:
+        """Have requests leave that have at least `blocks` KV blocks; all that can be continued if they have fewer."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """The engine is of no use any more: the replica has to be replaced."""
+        ...
+
 
 async def begin(memory: EngineMemory, blocks: Blocks) -> None:
     """Give an engine without requests its size at the start."""
@@ -101,11 +141,19 @@ class ResizeCounts:
     renumbered: int = 0
 
 
-class Resizer:
-    """Follows orders with the engine of one replica.
+@dataclass(frozen=True, slots=True)
+class WakeCounts:
+    """Wakes since the start that ended or failed, and the seconds of those that ended."""
 
-    `give_back(blocks)` has requests leave that have at least `blocks` KV blocks. `at` is the place of the present size
-    among the orders.
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+class Resizer:
+    """Follows orders with the engine of one replica, and with its `requests`.
+
+    `at` is the place of the present size among the orders.
     """
 
     def __init__(
@@ -113,12 +161,12 @@ class Resizer:
         replica: ReplicaId,
         memory: EngineMemory,
         clock: Clock,
-        give_back: Callable[[Blocks], object],
+        requests: HostedRequests,
         at: OrderNumber = _NEVER,
     ) -> None:
         self._memory = memory
         self._clock = clock
-        self._give_back = give_back
+        self._requests = requests
         plan = MemoryPlan(memory.size)
         self._replica = ReplicaMemory(replica, at, plan, plan)
         self._pool = new_pool()
@@ -126,9 +174,11 @@ class Resizer:
         self._deadline = self._ordered_at = 0.0
         self._shrink_s = 0.0
         self._over = Blocks(0)
+        self._failed_loads = 0
         self.cause: str | None = None
-        """The reason why the replica holds more than it was ordered to; None if it does not."""
+        """The reason why the replica does not have the plan that it was ordered to; None if it does, or will."""
         self.counts = ResizeCounts()
+        self.wakes = WakeCounts()
 
     @property
     def state(self) -> PoolState:
@@ -142,13 +192,13 @@ class Resizer:
 
     @property
     def ordered(self) -> Blocks:
-        """The ordered number of blocks."""
-        return _blocks(self._replica.ordered)
+        """The ordered number of blocks; 0 asleep."""
+        return self._replica.ordered.blocks or Blocks(0)
 
     @property
     def held(self) -> Blocks:
-        """The number of blocks whose memory the replica may have."""
-        return _blocks(self._replica.held)
+        """The number of blocks whose memory the replica may have; 0 asleep."""
+        return self._replica.held.blocks or Blocks(0)
 
     def asked(self, fence: int) -> MemoryReport:
         """The report for a scheduler with this fence, which no older one may order anything after."""
@@ -160,7 +210,7 @@ class Resizer:
         follows = self._replica.obey(order)
         if follows is not self._replica:
             failed = self.cause is not None
-            event = order_event(self.state, _blocks(order.plan), self.ordered, self.held, failed)
+            event = order_event(self.state, order.plan, self._replica.ordered, self._replica.held, failed)
             self._replica = follows
             if event is not PoolEvent.SAME:
                 self._ordered_at = self._clock()
@@ -186,39 +236,67 @@ class Resizer:
 
     def _execute(self, command: PoolCommand) -> None:
         match command:
+            case PoolCommand.CLOSE:
+                self._requests.close()
+            case PoolCommand.OPEN:
+                self._requests.open()
             case PoolCommand.ANNOUNCE:
                 self._memory.announce(self.ordered)
-                if self.state is PoolState.SETTLED:
-                    self.cause = None
-                    self._note(grown=1)
             case PoolCommand.GIVE_BACK:
-                self._give_back(self._over)
+                self._requests.give_back(self._over)
                 self._deadline = self._clock() + max(self._shrink_s, _LEAVE_S)
+            case PoolCommand.GIVE_UP:
+                self._requests.give_up(f"its parameters were not loaded {_LOADS} times in a row: {self.cause}")
+            case _:
+                self._note(command)
+
+    def _note(self, command: PoolCommand) -> None:
+        """Have the reports follow what has ended, or begins."""
+        match command:
             case PoolCommand.NOTE_RELEASED:
-                self._hold(self.ordered)
+                self._hold(self._replica.ordered)
+                self._count(shrunk=1)
+            case PoolCommand.NOTE_GROWN:
                 self.cause = None
-                self._note(shrunk=1)
+                self._count(grown=1)
             case PoolCommand.NOTE_FAILED:
                 is_shrink = self.ordered < self.held
-                self._note(failed_shrinks=is_shrink, failed_growths=not is_shrink)
-            case PoolCommand.GROW:
-                self._hold(Blocks(max(self.held, self.ordered)))
-                self._begin(self._grow)
-            case PoolCommand.FIT:
-                self._begin(self._fit)
-            case PoolCommand.AWAIT_ROOM:
-                self._begin(self._await_room)
-            case PoolCommand.RELEASE:
-                self._begin(self._release)
+                self._count(failed_shrinks=is_shrink, failed_growths=not is_shrink)
+            case PoolCommand.NOTE_ASLEEP:
+                self._hold(ASLEEP)
+            case PoolCommand.NOTE_AWAKE:
+                self._hold(self._replica.ordered)
+                self._failed_loads = 0
+                took_s = self._clock() - self._ordered_at
+                self.wakes = replace(self.wakes, done=self.wakes.done + 1, seconds=self.wakes.seconds + took_s)
+            case PoolCommand.NOTE_NOT_LOADED:
+                self.wakes = replace(self.wakes, failed=self.wakes.failed + 1)
+            case _:
+                self._act(command)
 
-    def _hold(self, blocks: Blocks) -> None:
-        self._replica = replace(self._replica, held=MemoryPlan(blocks))
+    def _act(self, command: PoolCommand) -> None:
+        """Begin an activity. What takes memory is reported before it does."""
+        if command in (PoolCommand.GROW, PoolCommand.LOAD):
+            self._hold(MemoryPlan(max(self.held, self.ordered)))
+        activities: dict[PoolCommand, _Activity] = {
+            PoolCommand.GROW: self._grow,
+            PoolCommand.FIT: self._fit,
+            PoolCommand.AWAIT_ROOM: self._await_room,
+            PoolCommand.RELEASE: self._release,
+            PoolCommand.EMPTY: self._empty,
+            PoolCommand.DROP: self._drop,
+            PoolCommand.LOAD: self._load,
+        }
+        self._begin(activities[command])
 
-    def _note(self, **ended: int) -> None:
+    def _count(self, **ended: int) -> None:
         """Add to the counts of these names, and the time since the order."""
         counts, seconds = self.counts, self._clock() - self._ordered_at
         added = {name: getattr(counts, name) + count for name, count in ended.items()}
         self.counts = replace(counts, seconds=counts.seconds + seconds, **added)
+
+    def _hold(self, plan: MemoryPlan) -> None:
+        self._replica = replace(self._replica, held=plan)
 
     def _begin(self, activity: _Activity) -> None:
         self._task = asyncio.create_task(self._run(self._task, activity))
@@ -270,7 +348,27 @@ class Resizer:
         await self._memory.grow(self.ordered)
         return PoolEvent.GROWN
 
+    async def _empty(self) -> PoolEvent:
+        while not self._requests.is_empty:
+            await asyncio.sleep(_LOOK_S)
+            if self._clock() >= self._deadline:
+                self._over = self._memory.declared
+                return PoolEvent.OVERDUE
+        return PoolEvent.EMPTY
 
-def _blocks(plan: MemoryPlan) -> Blocks:
-    assert plan.blocks is not None, "a replica that sleeps has no pool: nothing orders that yet"
-    return plan.blocks
+    async def _drop(self) -> PoolEvent:
+        self.cause = await self._memory.drop()
+        return PoolEvent.DROPPED if self.cause is None else PoolEvent.DROP_FAILED
+
+    async def _load(self) -> PoolEvent:
+        try:
+            self.cause = await self._memory.load(self.ordered)
+        except EngineEnded:
+            raise
+        except Exception as error:
+            log.exception("replica %s could not load", self._replica.replica)
+            self.cause = f"a call to the engine failed: {error!r}"
+        if self.cause is None:
+            return PoolEvent.LOADED
+        self._failed_loads += 1
+        return PoolEvent.LOAD_FAILED if self._failed_loads < _LOADS else PoolEvent.LOAD_HOPELESS

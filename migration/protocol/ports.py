@@ -436,6 +436,20 @@ class Loss:
 
     kind: LossKind
     text: str
+    retry_after_s: float | None = None
+    """The predicted time after which a replica takes it, in seconds; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The prospects of a request without a replica.
+
+    `wake_s` is the predicted time until a sleeping replica takes it, in seconds; None: none sleeps. `futile` is the
+    reason why the request would wait in vain; None: it may be served.
+    """
+
+    wake_s: float | None = None
+    futile: str | None = None
 
 
 class Listener(Protocol):
@@ -470,6 +484,11 @@ class Hosts(Protocol):
 
     async def changed(self, within_s: float) -> bool:
         """Wait until the list of replicas changes, or another one can be reached; False: not within that time."""
+        ...
+
+    @property
+    def outlook(self) -> Outlook:
+        """The outlook of requests for which there was no replica."""
         ...
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:

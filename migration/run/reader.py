@@ -38,6 +38,8 @@ from policies.model import RETRY_S, ReplicaId
 
 log = logging.getLogger("ray.serve")
 
+_WAKE_LOOK_S = 0.2
+"""The longest pause while a replica wakes, in seconds: that may take less than the usual pauses."""
 _PAUSE_S = 0.1
 """The first time between two tries to find a replica, unless the list of replicas changes meanwhile."""
 
@@ -281,10 +283,14 @@ class ReaderRun:
 
     async def _pause(self) -> None:
         """Wait before the next attempt. Raises NotServed if there is no time for one."""
-        pause_s = self._patience.pause_s()
+        pause_s, outlook = self._patience.pause_s(), self._world.hosts.outlook
+        if outlook.futile is not None:
+            raise NotServed(Loss(LossKind.UNAVAILABLE, outlook.futile))
+        if outlook.wake_s is not None:
+            pause_s = min(pause_s, _WAKE_LOOK_S)
         if pause_s <= 0:
             why = f": {self._why}" if self._why else ""
-            raise NotServed(Loss(LossKind.UNAVAILABLE, f"no replica is available{why}"))
+            raise NotServed(Loss(LossKind.UNAVAILABLE, f"no replica is available{why}", outlook.wake_s))
         if await self._world.hosts.changed(pause_s):
             self._patience.shorten()
 

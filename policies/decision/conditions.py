@@ -61,7 +61,8 @@ def epoch_conditions(
     rate, follows = memory.learned.experience.decode_rate, memory.terms.service is not None
     growth = _net_lead(memory, limits, now) if follows else lead(limits, rate)
     slack, demand = round(limits.slack * memory.cluster.capacity), memory.learned.demand
-    free = slack + demand.change
+    rests = _rests(memory, seen, limits, now)
+    free, peak = (0, 0) if rests else (slack + demand.change, slack + demand.peak)
     return EpochConditions(
         headroom(memory.rule, limits, rate, growth, follows),
         growth,
@@ -69,12 +70,24 @@ def epoch_conditions(
         inf if limits.moves_per_epoch is None else limits.moves_per_epoch,
         max(0, free),
         None if limits.foreseen is None else free,
-        max(0, slack + demand.peak),
+        max(0, peak),
         limits.foreseen is None or bool(memory.learned.risk.late),
         bounds.queue_share,
         seen.pool.min_replicas,
-        memory.learned.level_replicas.value,
+        0 if rests else memory.learned.level_replicas.value,
         seen.opening > 0 or memory.learned.experience.awaits_start(now),
+    )
+
+
+def _rests(memory: PoolMemory, seen: PoolReport, limits: Limits, now: float) -> bool:
+    """True if the pool needs nothing: it sleeps without requests, and has had none for the linger, or for as long as a
+    start takes. Then no capacity is kept free, and the last replica may close.
+    """
+    cluster, linger_s = memory.cluster, limits.linger_s or memory.learned.experience.startup_s
+    return (
+        seen.pool.sleeps
+        and not cluster.requests
+        and all(r.idle_since is not None and now - r.idle_since >= linger_s for r in cluster.running())
     )
 
 

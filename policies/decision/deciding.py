@@ -183,7 +183,7 @@ def place(
         memory.learned.risk.arrived(arrival.id, now)
     if not _has_running(cluster, barred):
         memory.add_placement(request.id, _placed(memory, arrival, None, label, now))
-        return NoReplica()
+        return NoReplica(_wake_s(memory))
     held = memory.router.match(arrival)
     routed, onward = _placing(memory, request, arrival, held, barred, now)
     placing = routed.placing
@@ -231,7 +231,7 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
     """The replica that `place` would choose now. Changes nothing."""
     cluster, barred = memory.cluster, frozenset(exclude)
     if not _has_running(cluster, barred):
-        return NoReplica()
+        return NoReplica(_wake_s(memory))
     request = cluster.requests.get(arrival.id) or memory.locations.new_request(arrival)
     return choose(memory, request, _unsuited(memory, request, barred))
 
@@ -447,6 +447,13 @@ def _returns(
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------
+
+
+def _wake_s(memory: PoolMemory) -> float | None:
+    """The predicted seconds until a sleeping replica takes requests; None: none sleeps."""
+    sleeping = (ReplicaState.ASLEEP, ReplicaState.WAKING)
+    sleeps = any(status.state in sleeping for status in memory.locations.statuses.values())
+    return memory.learned.experience.wake_s if sleeps else None
 
 
 def _has_running(cluster: Cluster, barred: Barred) -> bool:

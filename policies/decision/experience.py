@@ -1,7 +1,7 @@
 """Measurements of the cluster's own past: growth of requests, durations of moves, replica starts and engine steps."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import ceil, isfinite
 from statistics import median
 
@@ -12,7 +12,10 @@ from policies.model import ReplicaId, ReplicaState
 
 FIRST_GUESS_TOKENS_PER_S = 30.0
 FIRST_GUESS_STARTUP_S = 30.0
-"""Assumptions before the first measurement: a busy decode, and a model of some gigabytes from a local disk."""
+FIRST_GUESS_WAKE_S = 3.0
+"""Assumptions before the first measurement: a busy decode, and a model of some gigabytes from a local disk, or from the
+page cache.
+"""
 
 WEIGHT = 0.2
 """The weight of the newest measurement in the decode rate."""
@@ -49,6 +52,8 @@ class Experience:
         self._measured_at: float | None = None
         self._starting: dict[ReplicaId, float] = {}
         self._starts: deque[float] = deque(maxlen=STARTS)
+        self._waking: dict[ReplicaId, float] = {}
+        self._wakes: deque[float] = deque(maxlen=STARTS)
         self.steps = StepFit()
         """The fit of the engines' step times."""
         self.step_tokens = 0
@@ -73,15 +78,19 @@ class Experience:
             rate = tokens / requests / passed_s
             self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
 
-    def observe_replicas(self, replicas: Iterable[Status], lost: Iterable[ReplicaId], now: float) -> None:
-        """Follow the starts of replicas: `replicas` have these states now, and `lost` no longer exist."""
-        for replica in lost:
-            self._starting.pop(replica, None)
-        for status in replicas:
-            if status.state is ReplicaState.STARTING:
-                self._starting.setdefault(status.id, now)
-            elif (since := self._starting.pop(status.id, None)) is not None and status.state is ReplicaState.RUNNING:
-                self._starts.append(now - since)
+    def observe_replicas(self, replicas: Collection[Status], lost: Collection[ReplicaId], now: float) -> None:
+        """Follow the starts and wakes of replicas: `replicas` have these states now, and `lost` no longer exist."""
+        for begun, durations, state in (
+            (self._starting, self._starts, ReplicaState.STARTING),
+            (self._waking, self._wakes, ReplicaState.WAKING),
+        ):
+            for replica in lost:
+                begun.pop(replica, None)
+            for status in replicas:
+                if status.state is state:
+                    begun.setdefault(status.id, now)
+                elif (since := begun.pop(status.id, None)) is not None and status.state is ReplicaState.RUNNING:
+                    durations.append(now - since)
 
     def observe_steps(self, totals: StepTotals, step_tokens: int, now: float) -> None:
         """Add the steps of one replica since the last observation, and the most tokens that one of them computes."""
@@ -159,9 +168,15 @@ class Experience:
         """The median time from STARTING to RUNNING over the newest starts, in seconds."""
         return median(self._starts) if self._starts else FIRST_GUESS_STARTUP_S
 
+    @property
+    def wake_s(self) -> float:
+        """The median time from WAKING to RUNNING over the newest wakes, in seconds."""
+        return median(self._wakes) if self._wakes else FIRST_GUESS_WAKE_S
+
     def awaits_start(self, now: float) -> bool:
-        """True while a replica is starting, unless its start has exceeded the usual time by the factor `PATIENCE`."""
-        return any(now - since < PATIENCE * self.startup_s for since in self._starting.values())
+        """True while a replica starts or wakes, unless it has exceeded the usual time by the factor `PATIENCE`."""
+        coming = ((self._starting, self.startup_s), (self._waking, self.wake_s))
+        return any(now - since < PATIENCE * usual_s for begun, usual_s in coming for since in begun.values())
 
 
 class Lead:

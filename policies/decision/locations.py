@@ -377,12 +377,13 @@ class Locations:
         replica = cluster.replicas.get(status.id)
         capacity = status.capacity or cluster.capacity
         most = status.max_requests or cluster.max_requests
+        state = ReplicaState.STARTING if status.state is ReplicaState.WAKING else status.state
         if replica is None:
-            replica = cluster.add_replica(status.id, status.node, capacity, status.state, most, status.max_adapters)
+            replica = cluster.add_replica(status.id, status.node, capacity, state, most, status.max_adapters)
             cluster.set_idle_since(replica, self._closed.get(status.id))
             cluster.supply.claim(status.id)
         else:
-            cluster.update_replica(replica, status.state, capacity, most, status.max_adapters)
+            cluster.update_replica(replica, state, capacity, most, status.max_adapters)
             cluster.set_node(replica, status.node)
 
     def expect(self, seen: PoolReport) -> None:
@@ -394,7 +395,8 @@ class Locations:
             cluster.add_replica(replica_id, node, cluster.capacity, ReplicaState.STARTING)
             self._expected[replica_id] = None
         if seen.pool.max_replicas is not None:
-            existing = sum(status.state is not ReplicaState.STOPPED for status in self.statuses.values())
+            closed = (ReplicaState.STOPPED, ReplicaState.ASLEEP)
+            existing = sum(status.state not in closed for status in self.statuses.values())
             cluster.supply.allow(max(0, seen.pool.max_replicas - existing - seen.opening))
 
     # --- locations ------------------------------------------------------------------------------------

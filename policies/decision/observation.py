@@ -21,7 +21,8 @@ class Pool:
     """Interchangeable replicas: one deployment of one model.
 
     `capacity` is that of a new replica in tokens (`Status.nominal`), 0 before the first report. `wanted` is the current
-    target number of replicas, between `min_replicas` and `max_replicas` (None: no maximum).
+    target number of replicas, between `min_replicas` and `max_replicas` (None: no maximum). One that `sleeps` has no
+    replica awake while it has no request.
     """
 
     deployment: PoolId
@@ -29,6 +30,7 @@ class Pool:
     min_replicas: int = 0
     max_replicas: int | None = 1
     wanted: int = 0
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,12 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    """No replica accepts the request. It counts as demand until its next try, or until its placement expires."""
+    """No replica accepts the request. It counts as demand until its next try, or until its placement expires.
+
+    `wake_s` is the predicted time until a sleeping replica does, in seconds; None: none sleeps.
+    """
+
+    wake_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +88,22 @@ class PlacingView:
     """The scheduler's view of the running replicas, and their step times, None before these are known.
 
     `naming` is their engines' naming of KV blocks, or the reason why they have none in common. `ttft_s` are the longest
-    times to a first token that the service level allows, in seconds, by class.
+    times to a first token that the service level allows, in seconds, by class. Replicas that are `asleep` take nothing.
     """
 
     replicas: Mapping[ReplicaId, ReplicaView] = field(default_factory=dict)
     speed: ReplicaSpeed | None = None
     naming: Naming | str = _NO_VIEW
     ttft_s: Mapping[str, float] = field(default_factory=dict)
+    asleep: frozenset[ReplicaId] = frozenset()
 
 
 def placing_view(
-    cluster: Cluster, speed: ReplicaSpeed | None, naming: Naming | str, ttft_s: Mapping[str, float]
+    cluster: Cluster,
+    speed: ReplicaSpeed | None,
+    naming: Naming | str,
+    ttft_s: Mapping[str, float],
+    asleep: frozenset[ReplicaId] = frozenset(),
 ) -> PlacingView:
     """The view of the cluster, placements since the last reports included."""
     return PlacingView(
@@ -101,6 +111,7 @@ def placing_view(
         speed,
         naming,
         ttft_s,
+        asleep,
     )
 
 

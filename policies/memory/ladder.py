@@ -96,8 +96,10 @@ class DeviceState:
 class OpeningNeed:
     """A pool that opens a replica of `least` bytes at its floor.
 
-    `short` are the bytes of KV memory that its running replicas lack (0: they lack none, such as by the speed of their
-    steps), `growing` the replica with the most memory to come by the newest division, and `coming` its amount.
+    A device has one replica of the pool at most that is awake, if they are `apart`: a machine may have several, with
+    processors for each. `short` are the bytes of KV memory that its running replicas lack (0: they lack none, such as
+    by the speed of their steps), `growing` the replica with the most memory to come by the newest division, and
+    `coming` its amount.
     """
 
     pool: PoolId
@@ -105,12 +107,13 @@ class OpeningNeed:
     short: Bytes = Bytes(0)
     growing: ReplicaId | None = None
     coming: Bytes = Bytes(0)
+    apart: bool = True
 
 
 def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | Start | Wait:
     """The cheapest way to one more replica of a pool.
 
-    A device has one replica of a pool at most that is awake. Of several devices, one where nothing has to fall asleep
+    Of several devices, one where nothing has to fall asleep
     comes first, then one with few replicas at work, then one with much room. A sleeper that has to wait for another
     one to wake is still awake before a start is over. Sleepers of other pools stop only for a pool without any replica.
     """
@@ -119,9 +122,9 @@ def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | St
     wakes = [
         ((device.is_waking, *_cost(device, sleeping)), Wake(seat.replica, device.device, sleeping))
         for device in devices
-        if not _is_awake_on(need.pool, device)
+        if not (need.apart and _is_awake_on(need.pool, device))
         for seat in device.seats
-        if seat.pool == need.pool
+        if seat.pool == need.pool and not seat.is_awake
         if (sleeping := _made_room(device, need.least - seat.least)) is not None
     ]
     if wakes:
@@ -131,7 +134,7 @@ def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | St
     starts = [
         ((len(start.stopping), *_cost(device, start.sleeping)), start)
         for device in devices
-        if all(seat.pool != need.pool for seat in device.seats)
+        if not (need.apart and any(seat.pool == need.pool for seat in device.seats))
         if (start := _start(need, device)) is not None and not (start.stopping and has_any)
     ]
     return min(starts, key=lambda each: each[0])[1] if starts else Wait()

@@ -169,6 +169,10 @@ class DeviceLedger:
         report = MemoryReport(replica, number, plan, plan)
         return self.without(replica).with_seat(Seat(replica, ModelMemory.claimed(size), plan, reported=report))
 
+    def measured(self, replica: ReplicaId, model: ModelMemory) -> "DeviceLedger":
+        """Count a replica by other bytes of its parts. Raises `KeyError` if it has no seat."""
+        return self._put(replace(self.seat(replica), model=model))
+
     def without(self, replica: ReplicaId) -> "DeviceLedger":
         """Remove a replica that no longer exists."""
         return replace(self, seats=tuple(seat for seat in self.seats if seat.replica != replica))

@@ -129,7 +129,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("deployment_config.num_cpus", -1),
         ("deployment_config.num_gpus", True),
         ("deployment_config.graceful_shutdown_timeout_s", INFINITY),
-        ("deployment_config.autoscaling_config.min_replicas", 0),
+        ("deployment_config.autoscaling_config.min_replicas", -1),
         ("deployment_config.autoscaling_config.min_replicas", True),
         ("deployment_config.autoscaling_config.max_replicas", "2"),
         ("deployment_config.autoscaling_config.max_replicas", 2.0),
@@ -400,7 +400,8 @@ def test_weights_are_above_zero(weight: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("budget_mib", 0), ("budget_mib", 1.5), ("declared", 0.5), ("shrink_s", -1)]
+    ("name", "value"),
+    [("budget_mib", 0), ("budget_mib", 1.5), ("declared", 0.5), ("shrink_s", -1), ("asleep", -1)],
 )
 def test_numbers_of_memory_are_checked(name: str, value: float) -> None:
     assert f"  memory.{name}: " in refused({"memory": {name: value}})
@@ -526,3 +527,10 @@ def test_the_right_build_of_vllm_is_accepted(monkeypatch: pytest.MonkeyPatch, in
 def test_a_paced_engine_needs_no_gpu_on_the_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.settings.is_installed", lambda name: name == "vllm")
     check_installed(read_settings({"engine": "paced"}))
+
+
+def test_a_model_may_sleep_with_a_budget_alone() -> None:
+    scaling = {"deployment_config": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}}}
+    assert "min_replicas is 0: replicas without requests sleep with memory.budget_mib only" in refused(scaling)
+    (model,) = read_settings(scaling | {"memory": {"budget_mib": 4096}}).models
+    assert model.deployment_config.autoscaling_config.initial == 1, "its first replica starts, and then sleeps"

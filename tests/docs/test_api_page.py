@@ -17,7 +17,7 @@ SOURCES = Path(__file__).parents[2]
 
 def section(route: APIRoute) -> str:
     (method,) = route.methods - {"HEAD"}
-    return page().split(f"### `{method} {route.path}`\n")[1].split("\n##")[0]
+    return page().split(f"### `{method} {route.path_format}`\n")[1].split("\n##")[0]
 
 
 def test_page_is_up_to_date() -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from app.tinymodel import ensure_tiny_model
+from benchmarks.instruments.models import MODELS
 from deployments.processes.keeper import keep
 from tests.adapters import ADAPTERS, RANK, TARGETS, make_adapter
 from tests.integration import faults
@@ -28,6 +29,8 @@ ELASTIC_BLOCKS, ELASTIC_TIMES = 400, 3.0
 """KV blocks of an elastic pool at its start, and how many times as many it can have."""
 SHARED_MIB = 3220
 """The memory of two models: some 1,530 MiB of either for parameters and processes, and the KV of 40 requests."""
+SLEEPS_AFTER_S = 3.0
+"""The time without a request after which a model falls asleep, in seconds."""
 START_LIMIT_S = 240
 
 THINKING_KWARGS: dict[str, Any] = {
@@ -70,6 +73,7 @@ TURNS = {
     "paced": 5,
     "elastic": 7,
     "sharing": 7,
+    "sleeping": 8,
     "bare": 0,
 }
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
@@ -198,6 +202,12 @@ def sharing(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def sleeping(stage: Stage) -> Application:
+    """A model with one replica that sleeps while there is no request."""
+    return stage.show("sleeping", _sleeping())
+
+
+@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -293,6 +303,16 @@ def _sharing() -> dict[str, Any]:
         for name, source in (("tiny", ensure_tiny_model()), ("other", ensure_other_model()))
     ]
     args["memory"] |= {"budget_mib": SHARED_MIB}
+    return config
+
+
+def _sleeping() -> dict[str, Any]:
+    config = _elastic()
+    args = config["applications"][0]["args"]
+    args["model_loading_config"]["model_source"] = str(MODELS["middle"].folder())
+    args["scheduler"] |= {"linger_s": SLEEPS_AFTER_S}
+    args["deployment_config"]["autoscaling_config"] = {"min_replicas": 0, "max_replicas": 1}
+    args["ingress"]["no_replica_timeout_s"] = 60.0
     return config
 
 

@@ -18,6 +18,8 @@ OF_ELASTIC_POOLS = {
     "mell_resizes",
     "mell_resize_seconds",
     "mell_blocks_renumbered",
+    "mell_wakes",
+    "mell_wake_seconds",
 }
 """Those that only `memory.budget_mib` brings: see `test_7_memory`."""
 

@@ -366,6 +366,13 @@ class MemorySet(Described):
     blocks: int | None = Field(description="`null`: Mell sizes the pool.")
 
 
+class SleepSet(Described):
+    """An operator's order to sleep or to wake."""
+
+    id: str = Field(description="The replica, or the pool of the model.")
+    asleep: bool = Field(description="`true`: to sleep.")
+
+
 class Modes(Described):
     """The scheduler's mode."""
 

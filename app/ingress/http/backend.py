@@ -90,6 +90,14 @@ class ControlBackend(Protocol):
         """Set the size of a replica's KV pool; with None, that of its start."""
         ...
 
+    async def set_asleep(self, replica: str, asleep: bool) -> MoveAnswer:
+        """Have a replica fall asleep, or wake."""
+        ...
+
+    async def set_model_asleep(self, model: str, asleep: bool) -> MoveAnswer:
+        """Have all replicas of a model fall asleep, or one of them wake. Raises ApiError for a name without a model."""
+        ...
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """Set the scheduler's mode, until the application is deployed again."""
         ...

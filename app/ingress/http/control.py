@@ -42,6 +42,7 @@ from app.ingress.http.answers import (
     PinnedPrefix,
     RoleSet,
     ServerLoad,
+    SleepSet,
     State,
     Versions,
 )
@@ -92,6 +93,7 @@ async def _backend(http: Request) -> ControlBackend:
 
 Backend = Annotated[ControlBackend, Depends(_backend)]
 Replica = Annotated[str, Path(description="An id from `/mell/state`.")]
+ModelName = Annotated[str, Path(description="A name of the model.")]
 Scope = Annotated[
     MetricsScope,
     Query(
@@ -417,6 +419,94 @@ async def set_memory(backend: Backend, replica: Replica, order: MemoryRequest) -
     - The scheduler or the replica is away (503).
     """
     return MemorySet(id=_accepted(await backend.set_memory(replica, order.blocks)), blocks=order.blocks)
+
+
+@operators.post(
+    "/mell/models/{model:path}/sleep",
+    status_code=202,
+    response_description="Requests leave; then parameters and KV pool are dropped.",
+    responses=refusals(404, 409, 422, 503),
+)
+async def sleep_model(backend: Backend, model: ModelName) -> SleepSet:
+    """Have all replicas of a model fall asleep.
+
+    memory.md describes what it keeps. A request wakes the model again.
+
+    Refused:
+
+    - No model has that name (404).
+    - None of them is awake (409).
+    - `memory.budget_mib` is not set, or the engine cannot sleep (422).
+    - `min_replicas` is not 0 (422).
+    - The scheduler or the replica is away (503).
+    """
+    return SleepSet(id=_accepted(await backend.set_model_asleep(model, asleep=True)), asleep=True)
+
+
+@operators.post(
+    "/mell/models/{model:path}/wake",
+    status_code=202,
+    response_description="It loads its parameters; `state` of the replica in `/mell/state` shows it.",
+    responses=refusals(404, 409, 422, 503),
+)
+async def wake_model(backend: Backend, model: ModelName) -> SleepSet:
+    """Wake a sleeping replica of a model.
+
+    memory.md describes what it keeps. Requests wake a model without this call, too.
+
+    Refused:
+
+    - No model has that name (404).
+    - None of them sleeps, or another one is waking (409).
+    - `memory.budget_mib` is not set, or the engine cannot sleep (422).
+    - As many as `max_replicas` are awake, or the budget has no room (422).
+    - The scheduler or the replica is away (503).
+    """
+    return SleepSet(id=_accepted(await backend.set_model_asleep(model, asleep=False)), asleep=False)
+
+
+@operators.post(
+    "/mell/replicas/{replica}/sleep",
+    status_code=202,
+    response_description="Requests leave; then parameters and KV pool are dropped.",
+    responses=refusals(404, 409, 422, 503),
+)
+async def sleep_replica(backend: Backend, replica: Replica) -> SleepSet:
+    """Have a replica fall asleep.
+
+    memory.md describes what it keeps. Its requests move to other replicas.
+
+    Refused:
+
+    - No such replica runs (404).
+    - It is asleep (409).
+    - `memory.budget_mib` is not set, or the engine cannot sleep (422).
+    - As few as `min_replicas` are awake (422).
+    - The scheduler or the replica is away (503).
+    """
+    return SleepSet(id=_accepted(await backend.set_asleep(replica, asleep=True)), asleep=True)
+
+
+@operators.post(
+    "/mell/replicas/{replica}/wake",
+    status_code=202,
+    response_description="It loads its parameters; `state` of the replica in `/mell/state` shows it.",
+    responses=refusals(404, 409, 422, 503),
+)
+async def wake_replica(backend: Backend, replica: Replica) -> SleepSet:
+    """Wake a sleeping replica.
+
+    memory.md describes what it keeps. It takes requests once it has loaded.
+
+    Refused:
+
+    - No such replica runs (404).
+    - It is awake, or another one is waking (409).
+    - `memory.budget_mib` is not set, or the engine cannot sleep (422).
+    - As many as `max_replicas` are awake, or the budget has no room (422).
+    - The scheduler or the replica is away (503).
+    """
+    return SleepSet(id=_accepted(await backend.set_asleep(replica, asleep=False)), asleep=False)
 
 
 @operators.get(

@@ -55,7 +55,9 @@ class ModeRequest(OrderBody, json_schema_extra={"examples": [{"mode": "off"}]}):
 class BoundsOrder(OrderBody, json_schema_extra={"examples": [{"min_replicas": 2, "max_replicas": 6}]}):
     """Body of POST /mell/bounds."""
 
-    min_replicas: int = Field(ge=1, le=10_000, description="Minimum number of replicas.")
+    min_replicas: int = Field(
+        ge=0, le=10_000, description="Minimum number of replicas; 0, with `memory.budget_mib`: a model may sleep."
+    )
     max_replicas: int = Field(ge=1, le=10_000, description="Maximum number of replicas, at least the minimum.")
     model: str | None = Field(None, description=_MODEL)
 

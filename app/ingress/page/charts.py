@@ -36,7 +36,7 @@ def point(
     state: Mapping[str, Any], migrations: Iterable[Mapping[str, Any]], now: float, ttft: Pair, itl: Pair
 ) -> Point:
     """A point from `/mell/state` and the records of `/mell/migrations`. `now` is in seconds since 1970."""
-    replicas = [r for r in state["replicas"] if r["state"] != ReplicaState.STOPPED]
+    replicas = [r for r in state["replicas"] if r["state"] not in (ReplicaState.STOPPED, ReplicaState.ASLEEP)]
     total = sum(r["capacity_tokens"] for r in replicas)
     used = sum(r["used_tokens"] for r in replicas)
     models = {r.get("model") for r in replicas}

@@ -32,7 +32,8 @@ def savings(
         return None
     requests = len({request["id"] for replica in replicas for request in replica["requests"]})
     served = f"{_count(len(replicas), 'replica')} {'serves' if len(replicas) == 1 else 'serve'}"
-    existing = sum(replica["state"] != ReplicaState.STOPPED for replica in state["replicas"])
+    closed = (ReplicaState.STOPPED, ReplicaState.ASLEEP)
+    existing = sum(replica["state"] not in closed for replica in state["replicas"])
     saved = worst_fit - existing
     why = [part for part in (_emptied(state, migrations, now), _kept(state.get("scaling"))) if part]
     if not requests:

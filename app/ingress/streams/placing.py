@@ -12,9 +12,10 @@ from deployments.api.calls import PlaceCall
 from deployments.api.protocols import PlacingApi, SchedulerClient
 from deployments.serve.coalesce import Coalescer
 from deployments.serve.membership import Membership
+from migration.protocol.ports import Outlook
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
-from policies.decision.placement import Decision, Place, PlacingAlone, PlacingView, Queue
+from policies.decision.placement import Decision, NoReplica, Place, PlacingAlone, PlacingView, Queue
 from policies.model import PoolId, ReplicaId, RequestId, Tokens
 from policies.prefix.names import Naming
 
@@ -57,6 +58,9 @@ class Placer:
         view = PlacingView()
         self._alone = PlacingAlone(view, clock())
         self._naming = view.naming
+        self._asleep = view.asleep
+        self._wake_s: float | None = None
+        """The predicted time of a wake by the scheduler's newest answer, if that was no replica."""
         self.ttft_s = view.ttft_s
         """The longest times to a first token that the service level allows, by class, in the newest view."""
         self._contents: dict[RequestId, PromptContent] = {}
@@ -72,6 +76,14 @@ class Placer:
     def naming(self) -> Naming | str:
         """The engines' naming of blocks in the scheduler's newest view, or the reason why they have none in common."""
         return self._naming
+
+    @property
+    def outlook(self) -> Outlook:
+        """The outlook of requests for which there was no replica."""
+        running = self._membership.running
+        if self._scheduler_down and running and self._asleep.issuperset(running):
+            return Outlook(futile="the model sleeps, and nothing wakes it while the scheduler is away")
+        return Outlook(self._wake_s)
 
     def describe(self, request: RequestId, content: PromptContent) -> None:
         """Set the content of a request that will be placed, until it has `ended`."""
@@ -111,13 +123,14 @@ class Placer:
         with contextlib.suppress(Exception):
             view = await self._scheduler.within(self._place_timeout_s).view(self.pool)
             self._alone = PlacingAlone(view, self._clock())
-            self._naming, self.ttft_s = view.naming, view.ttft_s
+            self._naming, self.ttft_s, self._asleep = view.naming, view.ttft_s, view.asleep
 
     async def _ask(self, call: PlaceCall) -> ReplicaId | None:
         try:
             decision = await self._decide(call)
         except Exception:
             return None
+        self._wake_s = decision.wake_s if isinstance(decision, NoReplica) else None
         match decision:
             case Place(replica):
                 self._placed[call.arrival.id] = decision
@@ -154,4 +167,4 @@ class Placer:
                 await self._decide_all(calls)
 
     def _others(self, exclude: AbstractSet[ReplicaId]) -> list[ReplicaId]:
-        return [r for r in self._membership.running if r not in exclude]
+        return [r for r in self._membership.running if r not in exclude and r not in self._asleep]

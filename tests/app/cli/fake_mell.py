@@ -49,6 +49,8 @@ class FakeMell:
                 Route("/mell/nodes/{node}/drain", self._drain_node, methods=["POST"]),
                 Route("/mell/replicas/{replica}/role", self._set_role, methods=["POST"]),
                 Route("/mell/replicas/{replica}/memory", self._set_role, methods=["POST"]),
+                Route("/mell/{kind}/{name}/sleep", self._sleep, methods=["POST"]),
+                Route("/mell/{kind}/{name}/wake", self._sleep, methods=["POST"]),
                 Route("/mell/hand-over", self._hand_over, methods=["GET", "POST", "DELETE"]),
                 Route("/mell/mode", self._answer(lambda _: JSONResponse(self._mode())), methods=["GET"]),
                 Route("/mell/mode", self._echo, methods=["POST"]),
@@ -69,6 +71,11 @@ class FakeMell:
         if self.admin_key and request.headers.get("authorization") != f"Bearer {self.admin_key}":
             refusal = ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
         return JSONResponse(refusal.body(), refusal.status) if refusal else None
+
+    async def _sleep(self, request: Request) -> Response:
+        _, _, kind, name, verb = request.url.path.split("/")
+        self.orders.append((kind, name, verb))
+        return self._refused(request) or JSONResponse({"id": name, "asleep": verb == "sleep"}, 202)
 
     async def _move(self, request: Request) -> Response:
         self.orders.append(await request.json())

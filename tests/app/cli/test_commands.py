@@ -161,6 +161,12 @@ def test_an_order_for_memory_names_the_replica(
     assert at("memory", "aaaaaaaa", "--blocks", blocks).stdout == f"aaaaaaaa: {shown}\n"
 
 
+def test_a_model_or_a_replica_sleeps_and_wakes(at: Mell, mell: FakeMell) -> None:
+    assert at("sleep", "chat").stdout == "chat: falls asleep once its requests have left\n"
+    assert json.loads(at("wake", "aaaaaaaa", "--json").stdout) == {"id": "aaaaaaaa", "asleep": False}
+    assert mell.orders == [("models", "chat", "sleep"), ("replicas", "aaaaaaaa", "wake")]
+
+
 @pytest.mark.parametrize(
     "given", [("--blocks", "9"), ("a", "--blocks", "1.5"), ("a", "--blocks", "0"), ("a", "--blocks", "all")]
 )

@@ -327,6 +327,10 @@ def _submit(replica: Replica, request: Submission) -> Refused | str:
     return replica.model
 
 
+WAKE_S = 7.0
+"""The predicted time of a wake, in seconds."""
+
+
 class Scheduler:
     """Implements `SchedulerClient`: `fault` is raised by every call, or "silent" makes it last for ever.
 
@@ -336,6 +340,7 @@ class Scheduler:
     def __init__(self, order: str, members: Callable[[], tuple[ReplicaId, ...]]) -> None:
         self.order = order
         self.fault: Exception | str | None = None
+        self.asleep: frozenset[ReplicaId] = frozenset()
         self.records: list[MigrationRecord] = []
         self._members = members
 
@@ -357,7 +362,8 @@ class Scheduler:
     def decide(self, call: PlaceCall) -> Decision:
         """Where a request goes."""
         free = [r for r in map(ReplicaId, self.order) if r in self._members() and r not in call.exclude]
-        return Place(free[0]) if free else NoReplica()
+        free = [r for r in free if r not in self.asleep]
+        return Place(free[0]) if free else NoReplica(WAKE_S if self.asleep else None)
 
 
 class AnsweringScheduler:
@@ -369,7 +375,7 @@ class AnsweringScheduler:
 
     async def view(self, pool: PoolId) -> PlacingView:
         await self._scheduler.answer(self._timeout_s)
-        return PlacingView()
+        return PlacingView(asleep=self._scheduler.asleep)
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         await self._scheduler.answer(self._timeout_s)
@@ -729,6 +735,16 @@ class Backend:
             return MoveRejected(404, f"no replica {replica!r} is running")
         self.asked.append((replica, blocks))
         return self.answer or MoveAccepted(replica)
+
+    async def set_asleep(self, replica: str, asleep: bool) -> MoveAnswer:
+        if replica not in self.service.replicas:
+            return MoveRejected(404, f"no replica {replica!r} is running")
+        self.asked.append((replica, asleep))
+        return self.answer or MoveAccepted(replica)
+
+    async def set_model_asleep(self, model: str, asleep: bool) -> MoveAnswer:
+        self.asked.append((model, asleep))
+        return self.answer or MoveAccepted("Engine")
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         self.asked.append((mode,))

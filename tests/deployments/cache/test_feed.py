@@ -170,3 +170,16 @@ def test_vllms_events_are_read_without_their_tokens() -> None:
         ("BlocksStored", [7]),
         ("BlocksRemoved", [8]),
     ]
+
+
+async def test_while_it_is_paused_the_engine_is_asked_for_nothing_and_the_mirror_is_exact() -> None:
+    async with following(audit_s=0.01) as (engine, mirror, feed):
+        engine.contents = [1, 2]
+        await feed.pause()
+        assert mirror.exact and mirror.hbm.blocks == 2
+        asked = engine.asked
+        feed.resync()
+        await asyncio.sleep(0.1)
+        assert engine.asked == asked
+        feed.resume()
+        await until(lambda: engine.asked > asked)

@@ -259,6 +259,11 @@ def test_the_newest_usage_is_that_of_the_same_blocks_after_a_resize() -> None:
     metrics.record(message)
     metrics.resize(800)
     assert (metrics.scheduler.kv_cache_usage, metrics.steps.capacity) == (0.5, 800)
+    for capacity in (0, 800):
+        metrics.resize(capacity)
+        assert (metrics.scheduler.kv_cache_usage, metrics.steps.capacity) == (0.0, capacity), (
+            "as asleep, and awake again"
+        )
 
 
 class Sink:

@@ -1,6 +1,7 @@
 """The elastic pool of a vLLM engine, over calls to its core."""
 
 import asyncio
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from deployments.engine import arguments
 from deployments.engine.resizing import VllmMemory, measured
 from deployments.engine.vllm_messages import EngineDeadError
 from migration.memory.run import EngineEnded, Fitted
+from migration.protocol.errors import TransferFailed
 from policies.memory.plan import ModelMemory
 from policies.model import Blocks, Bytes
 
@@ -34,12 +36,27 @@ def test_engine_whose_pool_cannot_be_elastic_is_refused(
 
 
 class Core:
-    """Implements `CoreCalls`: gives the answers of a test."""
+    """Implements `CoreCalls`, gives the answers of a test, and `Steps`: 5 requests use a fourth of the pool."""
+
+    use, running = 0.25, 5
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.calls: list[tuple[Any, ...]] = []
+        self.sizes: list[int] = []
         self.over = asyncio.Event()
+        self.blocked = False
+
+    def resized(self, blocks: Blocks) -> None:
+        self.sizes.append(blocks)
+
+    async def pause(self) -> None:
+        self.calls.append(("pause",))
+        if self.blocked:
+            raise TransferFailed("the prefix cache is in use")
+
+    def resume(self) -> None:
+        self.calls.append(("resume",))
 
     async def collective_rpc_async(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         self.calls.append((method, *args))
@@ -55,41 +72,64 @@ class Core:
         return "it was killed"
 
 
-def memory(core: Core, sizes: list[int]) -> VllmMemory:
-    """A pool of 100 blocks, a fourth of which is used by 5 requests."""
-    use, running, size, declared = (lambda: 0.25), (lambda: 5), Blocks(100), Blocks(300)
-    return VllmMemory(core, MODEL, size, declared, use, running, sizes.append, core.end)
+def memory(core: Core) -> VllmMemory:
+    """A pool of 100 blocks."""
+    return VllmMemory(core, core, MODEL, Blocks(100), Blocks(300), (os.getpid(),))
 
 
 async def test_sizes_are_those_of_the_newest_answer() -> None:
-    core, sizes = Core([(80, 0, 7)], [(200, 0, 0)]), list[int]()
-    pool = memory(core, sizes)
+    core = Core([(80, 0, 7)], [(200, 0, 0)])
+    pool = memory(core)
     assert (pool.size, pool.used, pool.capacity) == (100, 25, 100)
     assert await pool.fit(Blocks(60)) == Fitted(Blocks(80), Blocks(0), Blocks(7))
     assert (pool.size, pool.used, pool.capacity) == (80, 20, 100)
     await pool.grow(Blocks(200))
     pool.announce(Blocks(200))
-    assert (pool.size, pool.capacity, sizes) == (200, 200, [80, 200])
+    assert (pool.size, pool.capacity, core.sizes) == (200, 200, [80, 200])
     assert core.calls == [("mell_fit", 60, 5), ("mell_grow", 200)]
 
 
 async def test_memory_is_given_back_by_all_workers_or_there_is_a_reason() -> None:
     core = Core([None, None], [None, "no memory"])
-    pool = memory(core, [])
+    pool = memory(core)
     assert await pool.release(Blocks(60)) is None
     assert await pool.release(Blocks(60)) == "the memory of KV blocks was not given back: no memory"
     assert core.calls == [("mell_release", 61)] * 2
 
 
+async def test_all_memory_is_dropped_once_nothing_computes_and_what_is_left_is_measured() -> None:
+    core = Core([(40, 0, 0)], [(0, 0, 0)], [None, None], [None, None])
+    pool = memory(core)
+    assert await pool.drop() is None
+    assert core.calls == [("pause",), *[("mell_fit", 0, 0)] * 2, ("mell_release", 1), ("mell_drop",)]
+    assert pool.size == 0 and pool.model.asleep > 1 << 20, "this process holds some MiB"
+    core.blocked = True
+    assert await pool.drop() == "the prefix cache is in use" and core.calls[-1] == ("pause",)
+
+
+async def test_a_load_ends_with_the_ordered_pool_before_anything_computes() -> None:
+    core = Core([None, None], [(0, 0, 0)], [(60, 0, 0)], [None, None])
+    pool = memory(core)
+    assert await pool.load(Blocks(60)) is None
+    calls = [("mell_load",), ("mell_fit", 60, 0), ("mell_grow", 60), ("mell_release", 61), ("resume",)]
+    assert core.calls == calls and pool.size == 60
+
+
+async def test_where_one_worker_cannot_load_all_drop_again() -> None:
+    core = Core([None, "the file is gone"], [None, None])
+    assert await memory(core).load(Blocks(60)) == "the file is gone"
+    assert core.calls == [("mell_load",), ("mell_drop",)]
+
+
 async def test_a_call_ends_with_the_core() -> None:
     core = Core()
-    call = asyncio.create_task(memory(core, []).grow(Blocks(200)))
+    call = asyncio.create_task(memory(core).grow(Blocks(200)))
     await asyncio.sleep(0)
     core.over.set()
     with pytest.raises(EngineEnded, match="it was killed"):
         await call
     with pytest.raises(EngineEnded):
-        await memory(Core(EngineDeadError()), []).grow(Blocks(200))
+        await memory(Core(EngineDeadError())).grow(Blocks(200))
 
 
 def test_memory_is_that_of_all_workers_and_processes() -> None:

@@ -107,7 +107,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     engine._block_size, engine._copiers = 16, copiers
     engine._mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
-    engine._pools, engine.memory = False, None
+    engine._pools, engine._paused, engine.memory = False, False, None
     engine._reading = asyncio.create_task(engine._runs.read())
     return engine
 
@@ -199,7 +199,7 @@ async def test_free_blocks_of_an_elastic_pool_are_those_of_its_announced_size() 
     engine.memory = memory
     stats = engine.stats()
     assert (stats.capacity_tokens, stats.nominal_tokens, stats.free_blocks) == (30 * 16, 80 * 16, 30 - 50)
-    engine._resized(Blocks(100))
+    engine.resized(Blocks(100))
     assert sizes == [100 * 16]
 
 
@@ -443,7 +443,7 @@ async def test_a_pool_is_elastic_if_its_blocks_can_change_their_places(reason: s
     core: Any = None
     engine._core, engine._capacity = core, Blocks(24575)
     config = engine_config(MODEL, {"max_model_len": 64, "block_size": 32}, declared=3.0)
-    workers = [described(os.getpid(), parameter_bytes=0, unsupported=reason)]
+    workers = [described(os.getpid(), parameter_bytes=0, kept_parameters=None, unsupported=reason)]
     if reason is not None:
         with pytest.raises(ValueError, match=rf"memory\.budget_mib: {reason}, so the KV pool cannot change its size"):
             engine._elastic(config, workers)

@@ -177,6 +177,16 @@ async def test_stopping_replica_takes_no_request() -> None:
         desk.host.submit(spec(), 0, ())
 
 
+async def test_sleeping_replica_takes_no_request_so_that_its_reader_asks_again() -> None:
+    desk = make_desk()
+    desk.host.asleep = True
+    with pytest.raises(Stopping) as refused:
+        desk.host.submit(spec(), 0, ())
+    assert refused.value.cause is Cause.ASLEEP
+    desk.host.asleep = False
+    desk.host.submit(spec(), 0, ())
+
+
 @pytest.mark.parametrize(("prompt", "fits"), [(1024 - 60, True), (1024 - 59, False)])
 async def test_request_must_fit_the_model(prompt: int, fits: bool) -> None:
     desk = make_desk()

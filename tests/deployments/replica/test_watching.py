@@ -22,11 +22,12 @@ class Replica:
 
     _watch_preemptions, _watch_tokens = EngineReplica._watch_preemptions, EngineReplica._watch_tokens
     _watch_ingresses, _watch_stop = EngineReplica._watch_ingresses, EngineReplica._watch_stop
+    _give_up = EngineReplica._give_up
 
     def __init__(self) -> None:
         self.happened: list[str] = []
         self.fails = True
-        self._silence_s, self._ingress_lease_s, self._pending, self._hung = 5.0, 1.0, 0, False
+        self._silence_s, self._ingress_lease_s, self._pending = 5.0, 1.0, 0
         self._preemptions = 0
         self._engine = SimpleNamespace(profiling=False, shutdown=lambda: self.happen("shutdown"), stats=self._stats)
         self._outboxes = Outboxes(now)

@@ -1,5 +1,6 @@
 """The memory that replicas of several pools share: orders of operators and of divisions, and replicas that start."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,8 @@ class Node:
         self.start = Blocks(blocks)
         self.lost = self.acts = False
         self.cause: str | None = None
+        self.sleepless: str | None = None
+        self.asleep_mib = 20
         self.silent: set[ReplicaId] = set()
         self.listed: set[ReplicaId] = set()
         self.time = 0.0
@@ -101,8 +104,10 @@ class Node:
 
     def reported(self, name: ReplicaId) -> ReportedMemory:
         held = self.replicas[name].held.blocks or Blocks(0)
-        report, used = self.report(name), Blocks(9)
-        memory = ElasticMemory(report, MODEL, Blocks(900), self.start, held, used, "settled", self.cause)
+        report, used, model = self.report(name), Blocks(9), replace(MODEL, asleep=Bytes(self.asleep_mib * MIB))
+        memory = ElasticMemory(
+            report, model, Blocks(900), self.start, held, used, "settled", self.cause, self.sleepless
+        )
         return ReportedMemory("n", memory, block_tokens=16)
 
     def follow(self, name: ReplicaId) -> None:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.scheduler import scaler
 from deployments.scheduler.scaler import ServeScaler
+from deployments.scheduler.sleepers import SleepChanges
 from deployments.serve.bounds import Bounds
 from deployments.serve.scaling import Wanted
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
+from policies.memory.ladder import Wait, Wake
 from policies.model import SOLE_POOL, PoolId, ReplicaId
 from tests.deployments.scheduler.fakes import Answers, FakeListing
 
@@ -289,3 +292,109 @@ async def test_the_time_to_free_a_replica_is_until_serve_lists_it_no_more(make: 
     world.listing.running = {"c"}
     world.scaler.measure_freed(filled=set())
     assert len(world.freed) == 1, "a was filled again, and closed by nobody"
+
+
+class FakeSleeping:
+    """Implements `Sleeping`: `ways` are the rungs of the next openings."""
+
+    def __init__(self, *asleep: ReplicaId, keeps: bool = True) -> None:
+        self.asleep = frozenset(asleep)
+        self.waking = 0
+        self.changes = SleepChanges()
+        self.ways: list[Wake | Wait | None] = []
+        self.refuses = False
+        self._keeps = keeps
+
+    def climb(self) -> Wake | Wait | None:
+        return self.ways.pop(0)
+
+    def keeps(self, replica: ReplicaId) -> bool:
+        return self._keeps
+
+    def expect_wake(self, replica: ReplicaId) -> None:
+        self.asleep, self.waking = self.asleep - {replica}, self.waking + 1
+
+    async def wake(self, replica: ReplicaId) -> MoveAnswer:
+        self.asleep -= {replica}
+        return MoveRejected(422, "no room") if self.refuses else MoveAccepted(replica)
+
+    async def sleep(self, replica: ReplicaId) -> MoveAnswer:
+        if self.refuses:
+            return MoveRejected(503, "it is away")
+        self.asleep |= {replica}
+        return MoveAccepted(replica)
+
+    def follow(self) -> SleepChanges:
+        changes, self.changes = self.changes, SleepChanges()
+        return changes
+
+
+async def test_a_closed_replica_sleeps_before_one_stops_and_serve_keeps_it(make: Callable[..., World]) -> None:
+    world = make("ab", a=None)
+    world.scaler.sleeping = sleeping = FakeSleeping()
+    world.scaler.close([A], 3)
+    await settle()
+    assert not world.stopped and sleeping.asleep == {A}
+    assert world.scaler.wanted == 1 and world.store == Wanted(2, 100.0)
+    assert world.replicas.asked == [(A, "close", 3), (A, "reopen", 3)]
+    assert world.scaler.opening == 0, "the sleeper is none that is missing"
+    world.scaler.sleeping = FakeSleeping(A, keeps=False)
+    world.scaler.min_replicas = 0
+    world.scaler.close([B], 3)
+    await settle()
+    assert world.stopped == [(B, 1)], "Serve keeps the sleeper alone"
+
+
+async def test_an_opening_wakes_before_another_replica_starts(make: Callable[..., World]) -> None:
+    world = make("ab")
+    world.scaler.sleeping = sleeping = FakeSleeping(A)
+    assert world.scaler.wanted == 1
+    sleeping.ways = [Wake(A, 0), None]
+    world.scaler.open(2)
+    await settle()
+    assert world.scaler.wanted == 3 and world.store == Wanted(3, 100.0)
+    assert world.scaler.opening == 2, "one wakes, and one is started"
+
+
+async def test_while_another_one_wakes_nothing_opens(make: Callable[..., World]) -> None:
+    world = make("ab")
+    world.scaler.sleeping = sleeping = FakeSleeping(A)
+    sleeping.ways = [Wait()]
+    world.scaler.open(2)
+    assert world.scaler.wanted == 1
+
+
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_wake_that_does_not_succeed_is_wanted_no_longer(make: Callable[..., World], refused: bool) -> None:
+    world = make("ab")
+    world.scaler.sleeping = sleeping = FakeSleeping(A)
+    sleeping.ways, sleeping.refuses, sleeping.changes = [Wake(A, 0)], refused, SleepChanges(int(not refused))
+    world.scaler.open(1)
+    await settle()
+    world.scaler.follow_sleep()
+    assert world.scaler.wanted == 1
+
+
+async def test_a_sleeper_that_ends_is_replaced_by_a_replica_that_is_awake(make: Callable[..., World]) -> None:
+    world = make("ab")
+    world.scaler.sleeping = FakeSleeping(A)
+    assert world.scaler.wanted == 1
+    world.scaler.sleeping = sleeping = FakeSleeping()
+    sleeping.changes = SleepChanges(lost=1)
+    world.scaler.follow_sleep()
+    world.scaler.publish()
+    assert world.scaler.wanted == 2 and world.store == Wanted(2, 100.0)
+
+
+async def test_operators_close_and_open_by_sleep_within_the_bounds(make: Callable[..., World]) -> None:
+    world = make("ab")
+    assert isinstance(await world.scaler.sleep(A), MoveRejected)
+    world.scaler.sleeping = FakeSleeping()
+    assert await world.scaler.sleep(A) == MoveAccepted(A)
+    assert world.scaler.wanted == 1 and world.store == Wanted(2, 100.0)
+    answer = await world.scaler.sleep(B)
+    assert isinstance(answer, MoveRejected) and "min_replicas is 1" in answer.message
+    assert await world.scaler.wake(A) == MoveAccepted(A) and world.scaler.wanted == 2
+    world.scaler.max_replicas = 2
+    answer = await world.scaler.wake(A)
+    assert isinstance(answer, MoveRejected) and "max_replicas is 2" in answer.message

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall
 from deployments.config import SchedulerConfig, ServiceLevelSettings
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
@@ -18,6 +18,7 @@ from deployments.scheduler.pool import LivePool
 from deployments.scheduler.pool_scheduler import PoolPorts
 from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.records import KEPT
+from deployments.scheduler.sleepers import Sleeping
 from deployments.serve.modes import ModeOrder
 from migration.protocol.errors import PeerLost, Refused, RequestGone
 from migration.protocol.messages import PathRequest
@@ -121,6 +122,7 @@ class FakeScaler:
         self.opened = 0
         self.closed: list[ReplicaId] = []
         self.drained: list[ReplicaId] = []
+        self.sleeping: Sleeping | None = None
         self.fault: Exception | None = None
 
     def set_bounds(self, bounds: tuple[int, int]) -> None:
@@ -152,6 +154,15 @@ class FakeScaler:
         if self.fault:
             raise self.fault
         self.drained.append(replica)
+
+    def follow_sleep(self) -> None:
+        pass
+
+    async def sleep(self, replica: ReplicaId) -> MoveAnswer:
+        return MoveAccepted(replica)
+
+    async def wake(self, replica: ReplicaId) -> MoveAnswer:
+        return MoveAccepted(replica)
 
 
 class Scheduler:

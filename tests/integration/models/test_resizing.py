@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -47,25 +48,56 @@ class Orders:
         memory = pair.engine.memory
         assert memory is not None
         self.given_back: list[int] = []
+        self.given_up: str | None = None
         self.memory = memory
-        self.resizer = Resizer(ReplicaId("a"), memory, time.monotonic, self.given_back.append)
+        self.resizer = Resizer(ReplicaId("a"), memory, time.monotonic, self)
+        self._pair = pair
         self._number = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """See `HostedRequests`."""
+        return not any(any(replica.host.loads()) or replica.moves.pending for replica in self._pair.replicas.values())
+
+    def close(self) -> None:
+        """See `HostedRequests`. Both replicas are on the engine."""
+        for replica in self._pair.replicas.values():
+            replica.moves.sleep()
+
+    def open(self) -> None:
+        """See `HostedRequests`."""
+        for replica in self._pair.replicas.values():
+            replica.host.asleep = False
+
+    def give_back(self, blocks: Blocks) -> None:
+        """See `HostedRequests`."""
+        self.given_back.append(blocks)
+
+    def give_up(self, reason: str) -> None:
+        """See `HostedRequests`."""
+        self.given_up = reason
+
+    async def obey(self, plan: MemoryPlan, shrink_s: float = 60.0) -> None:
+        """Order a plan, and wait until nothing is under way any more."""
+        self._number += 1
+        self.resizer.obey(MemoryOrder(ReplicaId("a"), OrderNumber(1, self._number), plan), shrink_s)
+        async with asyncio.timeout(60):
+            await self.resizer.settled()
 
     async def order(self, blocks: int, shrink_s: float = 60.0) -> None:
         """Order a size, and wait until the pool has it."""
-        self._number += 1
-        order = MemoryOrder(ReplicaId("a"), OrderNumber(1, self._number), MemoryPlan(Blocks(blocks)))
-        self.resizer.obey(order, shrink_s)
-        async with asyncio.timeout(60):
-            await self.resizer.settled()
+        await self.obey(MemoryPlan(Blocks(blocks)), shrink_s)
         assert self.resizer.state is PoolState.SETTLED and self.resizer.held == self.memory.size == blocks
 
 
 @asynccontextmanager
-async def elastic_pair(declared: float = DECLARED, **kwargs: Any) -> AsyncIterator[EnginePair]:
-    """Two replicas on one engine with an elastic pool."""
+async def elastic_pair(
+    declared: float = DECLARED, model: Path | None = None, **kwargs: Any
+) -> AsyncIterator[EnginePair]:
+    """Two replicas on one engine with an elastic pool; by default of the tiny model."""
     os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-    engine = await VllmEngine.start(str(ensure_tiny_model()), {**CPU_ENGINE, **SIZES, **kwargs}, declared=declared)
+    folder = str(model or ensure_tiny_model())
+    engine = await VllmEngine.start(folder, {**CPU_ENGINE, **SIZES, **kwargs}, declared=declared)
     pair = EnginePair(engine)
     try:
         yield pair

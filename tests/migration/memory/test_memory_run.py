@@ -8,7 +8,7 @@ import pytest
 from migration.memory.run import EngineEnded, Fitted, Resizer, begin
 from migration.memory.tables import PoolState
 from policies.memory.ledger import MemoryOrder, OrderNumber
-from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory
 from policies.model import Blocks, Bytes, ReplicaId
 from tests.virtual_time import virtual_loop
 
@@ -27,6 +27,9 @@ class FakePool:
         self.used = Blocks(0)
         self.refuses = False
         self.dead = self.fails = False
+        self.sleepless: str | None = None
+        self.loaded = True
+        self.unloadable = 0
         self.calls: list[str] = []
 
     def announce(self, blocks: Blocks) -> None:
@@ -51,6 +54,22 @@ class FakePool:
         self.size = Blocks(max(self.size, blocks))
         self.pages = Blocks(max(self.pages, self.size))
 
+    async def drop(self) -> str | None:
+        assert not self.used, "no request computes without parameters"
+        await self._call("drop")
+        self.size = self.pages = Blocks(0)
+        self.loaded = False
+        return None
+
+    async def load(self, blocks: Blocks) -> str | None:
+        await self._call(f"load {blocks}")
+        if self.unloadable > 0:
+            self.unloadable -= 1
+            return "the file is gone"
+        self.size = self.pages = blocks
+        self.loaded = True
+        return None
+
     async def _call(self, what: str) -> None:
         self.calls.append(what)
         await asyncio.sleep(0.01)
@@ -61,28 +80,52 @@ class FakePool:
 
 
 class Ordered:
-    """A `Resizer` with its pool; `given` has the blocks that requests were to give back."""
+    """A `Resizer` with its pool, and the requests of both. `given` has the blocks that these were to give back."""
 
     def __init__(self, **sizes: int) -> None:
         self.pool = FakePool(**sizes)
         self.given: list[int] = []
-        self.resizer = Resizer(R, self.pool, virtual_loop().time, self.give_back)
+        self.resizer = Resizer(R, self.pool, virtual_loop().time, self)
+        self.closed = False
+        self.given_up: str | None = None
         self._number = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.pool.used
+
+    def close(self) -> None:
+        self.closed = True
+
+    def open(self) -> None:
+        self.closed = False
+
+    def is_open(self) -> bool:
+        return not self.closed
+
+    def give_up(self, reason: str) -> None:
+        self.given_up = reason
 
     def give_back(self, blocks: Blocks) -> None:
         self.given.append(blocks)
-        self.pool.used = Blocks(self.pool.used - blocks)
+        self.pool.used = Blocks(max(0, self.pool.used - blocks))
 
-    def order(self, blocks: int, shrink_s: float = 5.0, number: int | None = None, fence: int = 1) -> None:
+    def order(self, blocks: int | None, shrink_s: float = 5.0, number: int | None = None, fence: int = 1) -> None:
         self._number = self._number + 1 if number is None else number
-        self.resizer.obey(MemoryOrder(R, OrderNumber(fence, self._number), MemoryPlan(Blocks(blocks))), shrink_s)
+        plan = MemoryPlan(None if blocks is None else Blocks(blocks))
+        self.resizer.obey(MemoryOrder(R, OrderNumber(fence, self._number), plan), shrink_s)
 
     def cause(self) -> str | None:
         return self.resizer.cause
 
+    def state(self) -> PoolState:
+        return self.resizer.state
+
     def at(self) -> tuple[int, int, int, int]:
         """The capacity, the size, the memory, and the memory that is reported."""
         assert self.pool.pages <= self.resizer.held, "no memory is in use that is not reported"
+        assert self.resizer.report.held.is_awake or not self.pool.loaded, "nor parameters"
+        assert self.pool.loaded or self.closed, "nothing may come without parameters"
         return self.pool.capacity, self.pool.size, self.pool.pages, self.resizer.held
 
 
@@ -202,17 +245,84 @@ async def test_orders_to_a_dead_engine_do_nothing() -> None:
     assert ordered.resizer.state is PoolState.OVER and ordered.pool.calls == ["fit 8"]
 
 
+async def test_a_replica_sleeps_once_its_requests_have_left_and_wakes() -> None:
+    ordered = Ordered()
+    ordered.pool.used = Blocks(3)
+    ordered.order(None)
+    await asyncio.sleep(1)
+    assert ordered.state() is PoolState.EMPTYING and not ordered.is_open()
+    assert ordered.at() == (0, 20, 20, 20)
+    ordered.pool.used = Blocks(0)
+    await ordered.resizer.settled()
+    assert ordered.state() is PoolState.ASLEEP and ordered.at() == (0, 0, 0, 0)
+    assert ordered.resizer.report.held == ASLEEP and ordered.pool.calls == ["drop"]
+    ordered.order(30)
+    assert ordered.state() is PoolState.LOADING and not ordered.is_open()
+    assert ordered.resizer.report.held == MemoryPlan(Blocks(30)), "reported before it is taken"
+    await ordered.resizer.settled()
+    assert ordered.state() is PoolState.SETTLED and ordered.is_open() and ordered.at() == (30, 30, 30, 30)
+    assert ordered.resizer.wakes.done == 1 and ordered.resizer.wakes.seconds == pytest.approx(0.01)
+
+
+async def test_requests_that_stay_are_given_back_before_a_sleep() -> None:
+    ordered = Ordered()
+    ordered.pool.used = Blocks(15)
+    ordered.order(None, shrink_s=2.0)
+    await ordered.resizer.settled()
+    assert ordered.given == [60] and ordered.state() is PoolState.ASLEEP
+    assert virtual_loop().time() == pytest.approx(2.1, abs=0.1)
+
+
+async def test_a_replica_that_is_wanted_again_before_it_sleeps_goes_on() -> None:
+    ordered = Ordered()
+    ordered.pool.used = Blocks(3)
+    ordered.order(None)
+    await asyncio.sleep(0.1)
+    ordered.order(20)
+    assert ordered.is_open()
+    await ordered.resizer.settled()
+    assert ordered.at() == (20, 20, 20, 20) and ordered.pool.calls == ["grow 20"]
+
+
+async def test_a_load_that_fails_leaves_it_asleep_and_three_in_a_row_give_the_engine_up() -> None:
+    ordered = Ordered()
+    ordered.order(None)
+    await ordered.resizer.settled()
+    ordered.pool.unloadable = 2
+    for _ in range(3):
+        ordered.order(20)
+        await ordered.resizer.settled()
+    assert ordered.state() is PoolState.SETTLED and ordered.cause() is None, "the third has ended well"
+    ordered.order(None)
+    await ordered.resizer.settled()
+    ordered.pool.fails = True
+    ordered.order(20)
+    await ordered.resizer.settled()
+    assert ordered.state() is PoolState.ASLEEP and "unforeseen" in (ordered.cause() or ""), "it counts, too"
+    ordered.pool.fails = False
+    ordered.pool.unloadable = 2
+    ordered.order(20)
+    await ordered.resizer.settled()
+    assert ordered.state() is PoolState.ASLEEP and ordered.cause() == "the file is gone"
+    assert not ordered.is_open() and ordered.given_up is None
+    ordered.order(20)
+    await ordered.resizer.settled()
+    assert ordered.state() is PoolState.OVER and "3 times in a row: the file is gone" in str(ordered.given_up)
+    assert ordered.resizer.wakes.failed == 5
+
+
 @pytest.mark.parametrize("seed", [*range(40)])
 async def test_whatever_is_ordered_and_when_the_last_order_is_followed(seed: int) -> None:
     draw, ordered = random.Random(seed), Ordered(size=30)
     for _ in range(30):
-        ordered.order(draw.randrange(4, 60), shrink_s=draw.choice([0.0, 0.3]))
-        ordered.pool.used = Blocks(draw.randrange(0, ordered.pool.size + 1))
+        ordered.order(draw.choice([None, *range(4, 60, 4)]), shrink_s=draw.choice([0.0, 0.3]))
+        if not ordered.closed:
+            ordered.pool.used = Blocks(draw.randrange(0, ordered.pool.size + 1))
         await asyncio.sleep(draw.choice([0, 0.003, 0.01, 0.05, 0.4]))
         ordered.at()
     await ordered.resizer.settled()
     assert set(ordered.at()) == {ordered.resizer.ordered}
-    assert ordered.pool.used <= ordered.pool.size
+    assert ordered.pool.used <= ordered.pool.size and ordered.pool.loaded is ordered.resizer.report.ordered.is_awake
 
 
 @pytest.mark.parametrize("blocks", [8, 20, 40])

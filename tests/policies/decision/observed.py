@@ -2,7 +2,8 @@
 
 A request is a name and its tokens, `p50+1` one with adapter 1; `?` is queued, `~` prefills, `>` is being handed over,
 `!` must stay. Engines run two adapters at a time. A replica that
-is starting has a star (`b*`), one that is to be gone a caret (`b^`); `b@v2` runs another version. Blocks are of one
+is starting has a star (`b*`), one that is to be gone a caret (`b^`), one that sleeps a `%`, one that wakes an `&`;
+`b@v2` runs another version. Blocks are of one
 token; what decodes, is handed over or prefills holds its blocks.
 """
 
@@ -34,7 +35,13 @@ from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 NO_CLASSED: Mapping[str, Precedence] = {}
 C = Tokens(100)
 _PHASES = {"": Phase.DECODE, "?": Phase.WAITING, "~": Phase.PREFILL, ">": Phase.MOVING, "!": Phase.DECODE}
-_STATES = {"": ReplicaState.RUNNING, "*": ReplicaState.STARTING, "^": ReplicaState.DRAINING}
+_STATES = {
+    "": ReplicaState.RUNNING,
+    "*": ReplicaState.STARTING,
+    "^": ReplicaState.DRAINING,
+    "%": ReplicaState.ASLEEP,
+    "&": ReplicaState.WAKING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +83,15 @@ def observed(
 
 
 class Watcher:
-    """Reports drawn clusters to a memory, as replicas and their migrations would be reported. `least` replicas stay."""
+    """Reports drawn clusters to a memory, as replicas and their migrations would be reported. `least` replicas stay.
 
-    def __init__(self, memory: PoolMemory, least: int = 0) -> None:
+    A pool that `sleeps` has no replica awake without a request.
+    """
+
+    def __init__(self, memory: PoolMemory, least: int = 0, sleeps: bool = False) -> None:
         self.memory = memory
         self.least = least
+        self.sleeps = sleeps
         self.roster = Roster()
         self._version = 0
 
@@ -91,7 +102,9 @@ class Watcher:
             self.roster.forget(replica)
         for load in drawn.loads:
             self.roster.take(Report(self._version, status_of(load), None, load.requests))
-        found = self.roster.observe(Pool(SOLE_POOL, min_replicas=self.least, max_replicas=drawn.most))
+        found = self.roster.observe(
+            Pool(SOLE_POOL, min_replicas=self.least, max_replicas=drawn.most, sleeps=self.sleeps)
+        )
         return replace(found, moves=tuple(self._moves(drawn)), opening=drawn.opening)
 
     def observe(self, drawn: Drawn) -> Changes:
@@ -127,7 +140,7 @@ class Watcher:
 def _load(drawing: str, classed: Mapping[str, Precedence]) -> ReplicaLoad:
     name, _, requests = drawing.partition(":")
     name, _, model = name.strip().partition("@")
-    match = re.fullmatch(r"(\w+)([*^]?)", name.strip())
+    match = re.fullmatch(r"(\w+)([*^%&]?)", name.strip())
     if match is None:
         raise ValueError(f"{name!r} is no replica")
     there = tuple(_request(text, age, classed) for age, text in enumerate(reversed(requests.split())))[::-1]

@@ -7,7 +7,14 @@ import pytest
 
 from policies.cost.fit import LEAST_PREFILLED, StepTotals
 from policies.cost.steps import PrefillChunk, StepCosts, proportional
-from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, REMEMBERED, Experience, Lead
+from policies.decision.experience import (
+    FIRST_GUESS_STARTUP_S,
+    FIRST_GUESS_TOKENS_PER_S,
+    FIRST_GUESS_WAKE_S,
+    REMEMBERED,
+    Experience,
+    Lead,
+)
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from tests.policies.decision.observed import Drawn, Watcher, observed
@@ -57,6 +64,13 @@ def test_of_several_starts_the_median_counts() -> None:
 
 def test_a_start_that_came_to_nothing_is_none() -> None:
     assert experience(observed("a*:"), observed("", 1.0), observed("a:", 2.0)).startup_s == FIRST_GUESS_STARTUP_S
+
+
+def test_wakes_are_learned_apart_from_starts() -> None:
+    made = experience(observed("a*: | b%:"), observed("a*: | b&:", 5.0), observed("a: | b:", 7.0))
+    assert (made.startup_s, made.wake_s) == (7.0, 2.0)
+    waking = experience(observed("a%:"), observed("a&:", 1.0))
+    assert waking.wake_s == FIRST_GUESS_WAKE_S and waking.awaits_start(1.5) and not waking.awaits_start(20.0)
 
 
 def test_before_any_move_the_lead_is_two_epochs() -> None:

@@ -2,7 +2,7 @@
 
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import place
-from policies.decision.limits import LiveLimits, Terms
+from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place
 from policies.model import RETRY_S, ReplicaId, RequestId, Tokens
@@ -69,3 +69,36 @@ def test_refused_by_all_it_is_demand_too() -> None:
     watcher = watched(observed("a: x90", 1.0, most=4))
     assert place(watcher.memory, arrival("p"), 1.0, exclude=[ReplicaId("a")]) == NoReplica()
     assert len(watcher.decide(observed("a: x90", 1.5, most=4)).opened) == 1
+
+
+def sleeping(sleeps: bool = True) -> Watcher:
+    """A pool that sleeps without requests, or not, and keeps half a replica free with some."""
+    limits = LiveLimits(Limits(slack=0.5), linger_s=5.0, foresight_s=0.0)
+    return Watcher(PoolMemory(Terms("pack", limits, mode=Mode.ACT)), sleeps=sleeps)
+
+
+def test_a_pool_without_requests_closes_its_last_replica_behind_the_linger_and_opens_none() -> None:
+    watcher = sleeping()
+    watcher.decide(observed("a: p10", 0.0, most=1))
+    assert not watcher.decide(observed("a:", 1.0, most=1)).closed
+    assert not watcher.decide(observed("a:", 5.0, most=1)).closed
+    plan = watcher.decide(observed("a:", 6.5, most=1))
+    assert plan.closed == ("a",) and not plan.opened
+    assert not watcher.decide(observed("a%:", 7.0, most=1)).opened
+    awake = sleeping(sleeps=False)
+    for now in (0.0, 6.5):
+        assert awake.decide(observed("a:", now, most=1)).closed == (), "others keep their slack"
+
+
+def test_a_sleeping_replica_is_none_and_a_request_opens_one() -> None:
+    watcher = sleeping()
+    watcher.decide(observed("a:", 0.0, most=1))
+    watcher.decide(observed("a%:", 1.0, most=1))
+    assert not watcher.memory.cluster.replicas
+    decision = place(watcher.memory, arrival("p", 20), 1.1)
+    assert isinstance(decision, NoReplica) and decision.wake_s == watcher.memory.learned.experience.wake_s
+    plan = watcher.decide(observed("a%:", 1.5, most=1))
+    assert len(plan.opened) == 1, "the sleeper does not count against the maximum"
+    assert not watcher.decide(observed("a&:", 2.0, most=1)).opened, "it is on its way"
+    watcher.decide(observed("a:", 4.0, most=1))
+    assert isinstance(place(watcher.memory, arrival("p", 20), 4.0), Place)

@@ -90,6 +90,8 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     paths = {getattr(route, "path", "") for route in api.app.routes}
     operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain", "/mell/events"}
     operators |= {"/mell/replicas/{replica}/memory", "/mell/replicas/{replica}/role"}
+    operators |= {"/mell/replicas/{replica}/sleep", "/mell/replicas/{replica}/wake"}
+    operators |= {"/mell/models/{model:path}/sleep", "/mell/models/{model:path}/wake"}
     operators |= {"/mell/bounds", "/mell/level", "/mell/mode", "/mell/ingress/drain"}
     operators |= {"/mell/nodes/{node}/drain", "/mell/hand-over", "/mell/hand-over/requests"}
     operators |= {"/mell/reset_prefix_cache", "/mell/start_profile", "/mell/stop_profile"}

@@ -216,6 +216,16 @@ async def test_an_order_for_the_size_of_a_pool_is_checked(api: Api, body: Any, p
     assert (await api.post("/mell/replicas/z/memory", json={"blocks": 9})).status_code == 404
 
 
+@pytest.mark.parametrize(("verb", "asleep"), [("sleep", True), ("wake", False)])
+async def test_replicas_and_models_sleep_and_wake_by_order(api: Api, verb: str, asleep: bool) -> None:
+    response = await api.post(f"/mell/replicas/a/{verb}")
+    assert (response.status_code, response.json()) == (202, {"id": "a", "asleep": asleep})
+    response = await api.post(f"/mell/models/org/tiny/{verb}")
+    assert (response.status_code, response.json()) == (202, {"id": "Engine", "asleep": asleep})
+    assert api.backend.asked == [("a", asleep), ("org/tiny", asleep)]
+    assert (await api.post(f"/mell/replicas/z/{verb}")).status_code == 404
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode", "both", None])
 async def test_an_order_sets_a_role_or_takes_it_back(api: Api, role: str | None) -> None:
     response = await api.post(ROLE, json={"role": role})
@@ -246,7 +256,7 @@ async def test_an_order_sets_the_bounds(api: Api) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"min_replicas": 0, "max_replicas": 2}, {"min_replicas": 3, "max_replicas": 2}, {"min_replicas": 1}],
+    [{}, {"min_replicas": 0, "max_replicas": 0}, {"min_replicas": 3, "max_replicas": 2}, {"min_replicas": 1}],
     ids=["none", "no replica", "the wrong way round", "one"],
 )
 async def test_an_order_for_bounds_is_checked(api: Api, body: Any) -> None:

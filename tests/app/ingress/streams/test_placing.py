@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from app.ingress.errors import ApiError
 from app.ingress.streams.placing import PromptContent
 from deployments.api.calls import PlaceCall
 from deployments.serve.routing import Unrouted
@@ -20,7 +21,7 @@ from policies.decision.placement import Decision, Place
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Move, Path, Reason
 from policies.prefix.copies import Fetch
-from tests.app.ingress.fakes import Conversation, Hook, Service, make_service, output
+from tests.app.ingress.fakes import WAKE_S, Conversation, Hook, Service, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
 from tests.virtual_time import now
@@ -116,6 +117,63 @@ async def test_while_every_replica_is_stopping_a_request_waits() -> None:
     service.replica("a").host.stopping = False
     assert await asking == whole(request)
     await service.idle()
+
+
+def put_to_sleep(service: Service, *names: str) -> None:
+    """Have these replicas sleep, by the scheduler's view and by their own."""
+    service.scheduler.asleep = frozenset(map(ReplicaId, names))
+    for name, replica in service.replicas.items():
+        replica.host.asleep = name in service.scheduler.asleep
+
+
+async def test_a_request_for_a_sleeping_model_waits_until_it_has_woken() -> None:
+    service, request = make_service("a", no_replica_timeout_s=30), spec()
+    put_to_sleep(service, "a")
+    await service.placer.refresh()
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(5.0)
+    assert not asking.done()
+    assert not [call for call in service.wires.calls if call[1] == "submit"], "a sleeper is not asked"
+    put_to_sleep(service)
+    began = now()
+    assert await asking == whole(request) and now() - began < 0.5, "and it looks often while one wakes"
+    await service.idle()
+
+
+async def test_a_sleeper_that_the_ingress_takes_for_awake_refuses_and_the_request_waits() -> None:
+    service, request = make_service("a", no_replica_timeout_s=30), spec()
+    put_to_sleep(service, "a")
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(1.0)
+    assert not asking.done() and ("a", "submit") in service.wires.calls
+    put_to_sleep(service)
+    assert await asking == whole(request)
+    await service.idle()
+
+
+async def test_a_model_that_does_not_wake_in_time_is_asked_again_behind_the_time_of_a_wake() -> None:
+    service = make_service("a", no_replica_timeout_s=1.0)
+    put_to_sleep(service, "a")
+    await service.placer.refresh()
+    with pytest.raises(NotServed) as failed:
+        await served(service, spec())
+    assert ApiError.of(failed.value.loss).headers["Retry-After"] == f"{WAKE_S:.0f}"
+
+
+async def test_while_the_scheduler_is_away_a_sleeping_model_is_refused_at_once_and_others_serve() -> None:
+    service = make_service("ab", no_replica_timeout_s=30)
+    put_to_sleep(service, "a")
+    await service.placer.refresh()
+    service.scheduler.fault = PeerLost("it is away")
+    assert await served(service, spec()) == whole(spec())
+    service.scheduler.fault = None
+    put_to_sleep(service, "a", "b")
+    await service.placer.refresh()
+    service.scheduler.fault = PeerLost("it is away")
+    began = now()
+    with pytest.raises(NotServed, match="while the scheduler is away"):
+        await served(service, replace(spec(), id=RequestId("other")))
+    assert now() - began < 1.0
 
 
 async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping() -> None:

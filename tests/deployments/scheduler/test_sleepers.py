@@ -1,0 +1,129 @@
+"""Orders to sleep and to wake, and the counts of replicas that follow from them."""
+
+from collections.abc import Mapping
+
+from deployments.api.calls import MoveAccepted
+from deployments.scheduler.sleepers import PoolSleepers, SleepChanges
+from policies.decision.observation import Status
+from policies.memory.ladder import Wait, Wake
+from policies.memory.plan import ASLEEP
+from policies.model import ReplicaId, ReplicaState, Tokens
+from tests.deployments.scheduler.test_node_memory import MIB, ONE, Node, refusal
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Pool:
+    """Replicas on a node of 1000 MiB; asleep, each of them holds 20 MiB."""
+
+    def __init__(self, *names: str, blocks: int = 300, most: int = 1) -> None:
+        self.node = Node(*names, blocks=blocks, most=2)
+        self.sleepers = PoolSleepers(ONE, self.node.devices, self.statuses, most)
+        self.states = dict.fromkeys(self.node.replicas, ReplicaState.RUNNING)
+
+    def statuses(self) -> Mapping[ReplicaId, Status]:
+        return {name: Status(name, state, "n", Tokens(1)) for name, state in self.states.items()}
+
+    async def puts_to_sleep(self, name: ReplicaId) -> None:
+        assert await self.sleepers.sleep(name) == MoveAccepted(name)
+        self.node.follow(name)
+        self.states[name] = ReplicaState.ASLEEP
+        assert self.sleepers.follow() == SleepChanges()
+
+
+async def test_a_replica_counts_as_asleep_from_the_order_on_and_as_awake_from_the_next_one_on() -> None:
+    pool = Pool("a", "b")
+    assert not pool.sleepers.asleep and pool.sleepers.keeps(A)
+    await pool.sleepers.sleep(A)
+    assert pool.sleepers.asleep == {A} and pool.node.replicas[A].ordered == ASLEEP
+    assert not pool.sleepers.keeps(B), "one sleeps on the node already"
+    pool.node.follow(A)
+    pool.states[A] = ReplicaState.ASLEEP
+    pool.sleepers.follow()
+    assert refusal(await pool.sleepers.sleep(A)) == (409, "replica a is asleep")
+    assert await pool.sleepers.wake(A) == MoveAccepted("a")
+    assert not pool.sleepers.asleep and pool.sleepers.waking == 1, "it is on its way, and not reported yet"
+    pool.states[A] = ReplicaState.WAKING
+    assert pool.sleepers.follow() == SleepChanges() and not pool.sleepers.waking
+    assert refusal(await pool.sleepers.wake(A))[0] == 409
+
+
+async def test_a_wake_takes_the_pool_of_the_start_or_what_is_left_and_needs_its_floor() -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    await pool.node.order(B, 500)
+    pool.node.follow(B)
+    assert await pool.sleepers.wake(A) == MoveAccepted("a")
+    assert pool.node.ordered(A) == 100, "1000 - 700 of b, less 200 of parameters and processes"
+    pool.node.follow(A)
+    await pool.puts_to_sleep(A)
+    await pool.node.order(B, 600)
+    pool.node.follow(B)
+    assert pool.sleepers.climb() == Wait()
+    assert refusal(await pool.sleepers.wake(A)) == (503, "awake it needs 250 MiB, and 200 MiB are free for it")
+    assert pool.sleepers.asleep == {A} and not pool.sleepers.waking
+
+
+async def test_an_opening_wakes_a_sleeper_and_starts_one_without_any() -> None:
+    pool = Pool("a", "b")
+    assert pool.sleepers.climb() is None
+    await pool.puts_to_sleep(A)
+    assert pool.sleepers.climb() == Wake(A, 0)
+
+
+async def test_one_replica_of_a_node_wakes_at_a_time() -> None:
+    pool = Pool("a", "b", most=2)
+    await pool.puts_to_sleep(A)
+    await pool.puts_to_sleep(B)
+    await pool.sleepers.wake(A)
+    assert refusal(await pool.sleepers.wake(B))[0] == 409
+    pool.states[A] = ReplicaState.WAKING
+    pool.sleepers.follow()
+    assert pool.sleepers.climb() == Wait()
+
+
+async def test_a_wake_that_fails_is_noticed_once() -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    await pool.sleepers.wake(A)
+    assert pool.sleepers.follow() == SleepChanges() and pool.sleepers.waking == 1
+    pool.node.cause = "the file is gone"
+    pool.node.gather()
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (SleepChanges(failed=1), SleepChanges())
+    assert pool.sleepers.asleep == {A} and pool.sleepers.climb() == Wake(A, 0), "it may be tried again"
+
+
+async def test_a_sleeper_that_ends_is_noticed_once() -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    del pool.states[A]
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (SleepChanges(lost=1), SleepChanges())
+
+
+async def test_what_a_sleeper_was_measured_to_hold_counts() -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    pool.node.asleep_mib = 300
+    pool.node.gather()
+    assert pool.node.devices.to_json()[0]["held_mib"] == 500 + 300
+
+
+async def test_an_engine_that_cannot_sleep_says_why() -> None:
+    pool = Pool("a", "b")
+    pool.node.sleepless = "it has LoRA layers"
+    pool.node.gather()
+    assert refusal(await pool.sleepers.sleep(A)) == (422, "it has LoRA layers") and not pool.sleepers.keeps(A)
+
+
+async def test_divisions_make_room_for_a_wake() -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    await pool.node.divide(b=780)
+    pool.node.follow(B)
+    assert pool.sleepers.climb() == Wake(A, 0), "b can shrink to its floor"
+    assert refusal(await pool.sleepers.wake(A))[0] == 503
+    (device,) = pool.node.devices.devices()
+    assert device.room == (1000 - 20 - 230 - 200) * MIB, "what a lacks is kept free"
+    await pool.node.divide(b=550)
+    pool.node.follow(B)
+    assert await pool.sleepers.wake(A) == MoveAccepted("a") and pool.node.ordered(A) == 50

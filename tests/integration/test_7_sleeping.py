@@ -1,0 +1,118 @@
+"""A model that sleeps while nobody asks it, and wakes for a request: real Serve, a real engine."""
+
+import time
+from typing import Any
+
+import psutil
+
+from tests.integration.application import Application, Client, eventually, process, prompt, total
+from tests.integration.conftest import SLEEPS_AFTER_S
+
+ASKED = prompt(300, "asleep")
+
+
+async def replica(client: Client) -> dict[str, Any]:
+    """The only replica."""
+    (found,) = (await client.state())["replicas"]
+    return dict(found)
+
+
+async def is_asleep(client: Client) -> bool:
+    """True once it sleeps, and has reported that."""
+    found = await replica(client)
+    return (found["state"], found["memory"]["state"]) == ("ASLEEP", "asleep")
+
+
+async def answer(client: Client, **extra: Any) -> str:
+    """The same prompt's answer."""
+    text, _ = await client.complete(ASKED, 20, **extra)
+    return text
+
+
+def resident(found: dict[str, Any]) -> int:
+    """The resident bytes of the worker."""
+    return int(psutil.Process(found["pids"][-1]).memory_info().rss)
+
+
+async def test_an_idle_model_falls_asleep_and_a_request_wakes_it_and_is_answered_exactly(sleeping: Application) -> None:
+    async with sleeping.client() as client:
+        want, seeded = await answer(client), await answer(client, temperature=1.0, seed=5)
+        found = await replica(client)
+        awake, parameters = resident(found), found["memory"]["parameters_mib"] << 20
+        for _ in range(2):
+            await eventually(lambda: is_asleep(client), within_s=SLEEPS_AFTER_S + 30)
+            found = await replica(client)
+            assert awake - resident(found) >= 0.8 * parameters
+            assert found["cache"]["exact"] and found["memory"]["blocks"] == found["memory"]["parameters_mib"] == 0
+            (device,) = (await client.state())["devices"]
+            assert device["held_mib"] == found["memory"]["rest_mib"] + 1, "what is left counts"
+            began = time.monotonic()
+            assert await answer(client) == want
+            print(f"from a request to its {20} tokens, asleep before: {time.monotonic() - began:.2f} s")
+            assert await answer(client, temperature=1.0, seed=5) == seeded
+        families = await client.metrics()
+        assert total(families, "mell_wakes_total", outcome="done") == 2
+        assert total(families, "mell_wake_seconds_count") == 2
+
+
+async def test_a_model_sleeps_and_wakes_by_order(sleeping: Application) -> None:
+    async with sleeping.client() as client:
+        want = await answer(client)
+        name = (await client.http.get("/v1/models")).json()["data"][0]["id"]
+        response = await client.http.post(f"/mell/models/{name}/sleep")
+        assert response.status_code == 202, response.text
+        await eventually(lambda: is_asleep(client))
+        assert (await client.http.get("/health")).status_code == 200, "a request would be served"
+        again = await client.http.post(f"/mell/models/{name}/sleep")
+        assert (again.status_code, again.json()["error"]["message"]) == (409, "no replica of the model is awake")
+        id = (await replica(client))["id"]
+        blocks = await client.set_memory(id, 200)
+        assert blocks.status_code == 409 and "is asleep" in blocks.json()["error"]["message"]
+        assert (await client.http.post(f"/mell/replicas/{id}/wake")).status_code == 202
+
+        async def is_awake() -> bool:
+            return bool((await replica(client))["state"] == "RUNNING")
+
+        await eventually(is_awake)
+        assert await answer(client) == want
+        unknown = await client.http.post("/mell/models/nobody/wake")
+        assert unknown.status_code == 404
+
+
+async def test_a_sleeper_answers_at_once_while_the_scheduler_is_away_and_wakes_with_the_next_one(
+    sleeping: Application,
+) -> None:
+    async with sleeping.client() as client:
+        want = await answer(client)
+        await eventually(lambda: is_asleep(client), within_s=SLEEPS_AFTER_S + 30)
+        process("ServeReplica:mell:Scheduler").suspend()
+        body = {"prompt": ASKED, "max_tokens": 2}
+        try:
+            began = time.monotonic()
+            response = await client.http.post("/v1/completions", json=body, timeout=60)
+            assert response.status_code == 503 and "scheduler is away" in response.text, response.text
+            assert int(response.headers["retry-after"]) >= 1
+            assert time.monotonic() - began < 30
+        finally:
+            process("ServeReplica:mell:Scheduler").kill()
+
+        async def serves() -> bool:
+            return bool((await client.http.post("/v1/completions", json=body, timeout=90)).status_code == 200)
+
+        await eventually(serves, within_s=90)
+        assert await answer(client) == want
+
+
+async def test_an_engine_that_dies_asleep_is_replaced(sleeping: Application) -> None:
+    async with sleeping.client() as client:
+        want = await answer(client)
+        await eventually(lambda: is_asleep(client), within_s=SLEEPS_AFTER_S + 30)
+        before = await replica(client)
+        psutil.Process(before["pids"][1]).kill()
+
+        async def is_another() -> bool:
+            found = (await client.state())["replicas"]
+            return [each["id"] for each in found] != [before["id"]] and any(r["state"] == "RUNNING" for r in found)
+
+        await eventually(is_another, within_s=150)
+        assert await answer(client) == want
