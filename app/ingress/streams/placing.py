@@ -118,6 +118,10 @@ class Placer:
         self._placed.pop(request, None)
         self._contents.pop(request, None)
 
+    def found_asleep(self, replica: ReplicaId) -> None:
+        """The replica has refused a request since it sleeps: it does until a view says otherwise."""
+        self._asleep |= {replica}
+
     async def refresh(self) -> None:
         """Fetch the scheduler's view of the replicas; without an answer the old one stays."""
         with contextlib.suppress(Exception):

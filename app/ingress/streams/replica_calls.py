@@ -13,9 +13,10 @@ from deployments.api.calls import Submission
 from deployments.api.protocols import RemoteReplicas, ServingApi
 from deployments.serve.coalesce import Coalescer
 from deployments.serve.routing import Unrouted
-from migration.protocol.errors import PeerLost
+from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.ports import Clock, Outlook
 from migration.protocol.request import ModelIdentity, RequestSpec
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 
 RECONNECT_S = 0.05
@@ -133,11 +134,16 @@ class EngineCalls:
         if placed.returns:
             spec = dataclasses.replace(spec, returns_to=replica)
         submission = Submission(spec, hop, outputs, model, placed.fetch, placed.then)
-        if len(spec.body) > 1:  # A message has a largest size and a time limit.
-            return await Coalescer(submit)(submission)
         if replica not in self._submissions:
             self._submissions[replica] = Coalescer(submit, lambda each: each.spec.adapter_id)
-        return await self._submissions[replica](submission)
+        # A message has a largest size and a time limit: a request with media has one of its own.
+        submitted = Coalescer(submit) if len(spec.body) > 1 else self._submissions[replica]
+        try:
+            return await submitted(submission)
+        except Refused as error:
+            if error.cause is Cause.ASLEEP:
+                self._placer.found_asleep(replica)
+            raise
 
     async def tasks(self, replica: ReplicaId) -> tuple[str, ...]:
         """The tasks of a replica's model. Raises PeerLost."""

@@ -176,6 +176,16 @@ async def test_while_the_scheduler_is_away_a_sleeping_model_is_refused_at_once_a
     assert now() - began < 1.0
 
 
+async def test_a_sleeper_that_refuses_counts_as_asleep_though_no_view_has_said_so() -> None:
+    service = make_service("a", no_replica_timeout_s=30)
+    put_to_sleep(service, "a")
+    service.scheduler.fault = PeerLost("it is away")
+    began = now()
+    with pytest.raises(NotServed, match="while the scheduler is away"):
+        await served(service, spec())
+    assert now() - began < 1.0
+
+
 async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping() -> None:
     service = make_service(no_replica_timeout_s=0.1)
     for replica in service.replicas.values():
