@@ -170,18 +170,16 @@ class NodeMemory:
             ledger = ledger.measured(replica, memory.model)
         self._pool_of[replica] = pool
         self._ledgers[found.node] = ledger.take(memory.report)
-        if self._claims.pop(replica, None) is not None:
-            self._store.write(self._claims)
+        self._end_claim(replica)
 
     def _forget(self, replica: ReplicaId) -> None:
+        self._end_claim(replica)
         for node, ledger in self._ledgers.items():
             self._ledgers[node] = ledger.without(replica)
         del self._pool_of[replica]
         self._sizes.pop(replica, None)
         self._repeated_at.pop(replica, None)
         self._lacks.pop(replica, None)
-        if self._claims.pop(replica, None) is not None:
-            self._store.write(self._claims)
 
     def _ledger(self, node: str) -> DeviceLedger:
         return self._ledgers.get(node) or DeviceLedger(self._budget, self._fence)
@@ -258,14 +256,23 @@ class NodeMemory:
         return reported.at
 
     def _put(self, call: SeatCall, ledger: DeviceLedger, size: Bytes) -> None:
-        """Store a starting replica's claim before it is answered."""
+        """Store a starting replica's claim, and then count it: one that is not stored is not given."""
+        claim = SeatClaim(call.pool, call.node, size)
+        if self._claims.get(call.replica) != claim:
+            self._store_claims(self._claims | {call.replica: claim})
         self._ledgers[call.node] = ledger
         self._waiting.pop(call.replica, None)
         self._pool_of[call.replica], self._claimed_at[call.replica] = call.pool, self._clock()
-        claim = SeatClaim(call.pool, call.node, size)
-        if self._claims.get(call.replica) != claim:
-            self._claims[call.replica] = claim
-            self._store.write(self._claims)
+
+    def _end_claim(self, replica: ReplicaId) -> None:
+        """Its reports count from now on, or it is gone."""
+        if replica in self._claims:
+            self._store_claims({r: claim for r, claim in self._claims.items() if r != replica})
+            del self._claimed_at[replica]
+
+    def _store_claims(self, claims: dict[ReplicaId, SeatClaim]) -> None:
+        self._store.write(claims)
+        self._claims = claims
 
     def _wait(self, call: SeatCall, size: Bytes, reason: str) -> SeatLater:
         waiting = self._waiting.setdefault(call.replica, _Waiting(call.pool, call.node, size, 0.0, reason))

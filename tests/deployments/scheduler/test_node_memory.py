@@ -405,3 +405,28 @@ def test_a_start_that_fails_gives_its_memory_back() -> None:
     node.listed = set()
     node.gather()
     assert "b" not in node.seats() and not node.claims.kept
+
+
+def test_memory_is_given_only_once_the_next_scheduler_would_find_it() -> None:
+    node = Node("a", blocks=300, most=2)
+    node.claims.lost = True
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            node.seat(B)
+    assert "b" not in node.seats()
+    node.claims.lost = False
+    answer = node.seat(B)
+    node.restart(FENCE + 1)
+    assert isinstance(answer, SeatGiven) and "b" in node.seats()
+
+
+def test_a_claim_that_could_not_be_removed_is_removed_later() -> None:
+    node = Node("a", blocks=300, most=2)
+    node.seat(B)
+    node.time += CLAIM_S
+    node.claims.lost = True
+    with pytest.raises(ConnectionError):
+        node.gather()
+    node.claims.lost = False
+    node.gather()
+    assert not node.claims.kept and "b" not in node.seats()
