@@ -153,13 +153,13 @@ class NodeMemory:
             del self._ledgers[node]
 
     def _is_here(self, pool: PoolId, replica: ReplicaId) -> bool:
-        """True for a replica without a report that has its processes: it is silent, or it starts."""
-        if replica in self._serving[pool]:
+        """True for a replica without a report that has its processes: it is silent, it starts, or it stops.
+
+        Serve's router drops a replica that stops before Serve's list shows that.
+        """
+        if replica in self._serving[pool] or not self._pools[pool].is_gone(replica):
             return True
-        if replica not in self._claims:
-            return False
-        is_new = self._clock() - self._claimed_at[replica] < CLAIM_S
-        return is_new or not self._pools[pool].is_gone(replica)
+        return replica in self._claims and self._clock() - self._claimed_at[replica] < CLAIM_S
 
     def _take(self, pool: PoolId, replica: ReplicaId, found: ReportedMemory) -> None:
         ledger, memory = self._ledger(found.node), found.memory

@@ -430,3 +430,19 @@ def test_a_claim_that_could_not_be_removed_is_removed_later() -> None:
     node.claims.lost = False
     node.gather()
     assert not node.claims.kept and "b" not in node.seats()
+
+
+def test_a_replica_counts_until_serve_no_longer_lists_it() -> None:
+    """Serve's router drops a replica that stops before Serve's list, which is read once an epoch, shows it as such."""
+    node = Node("a", "b")
+    node.listed = {B}
+    gone = node.replicas.pop(B)
+    node.gather()
+    assert node.seats()["b"]["ordered_mib"] == 500 and node.seats()["b"]["by"] == "silent"
+    node.replicas[B] = gone
+    node.gather()
+    assert node.seats()["b"]["by"] == "start"
+    del node.replicas[B]
+    node.listed = set()
+    node.gather()
+    assert "b" not in node.seats()
