@@ -372,11 +372,11 @@ class NodeMemory:
         ledger, replica = self._ledgers[node], size.replica
         if (given := ledger.order_size(replica, size.blocks)) is not None:
             return given
-        found = self._reported[self._pool_of[replica]][replica].memory
-        if found.cause is None or self._clock() - self._repeated_at.get(replica, -inf) < REPEAT_S:
+        found, newest = self._reported[self._pool_of[replica]][replica].memory, ledger.seat(replica).reported
+        if newest is None or found.cause is None or self._clock() - self._repeated_at.get(replica, -inf) < REPEAT_S:
             return None
         self._repeated_at[replica] = self._clock()
-        return ledger.order(replica, found.report.ordered)
+        return ledger.order(replica, newest.ordered)
 
     async def _order(self, node: str, order: MemoryOrder, pool: PoolId) -> None:
         """Send an order of a division. Without an answer, the next division orders again."""

@@ -446,3 +446,13 @@ def test_a_replica_counts_until_serve_no_longer_lists_it() -> None:
     node.listed = set()
     node.gather()
     assert "b" not in node.seats()
+
+
+async def test_a_failed_resize_is_repeated_with_the_newest_order() -> None:
+    """A replica may answer an order, and then miss to report: its last report has the order before."""
+    node = Node("a", "b")
+    node.cause = "the machine does not take it"
+    node.gather()
+    await node.divide(a=300, b=100)
+    await node.divide(a=300, b=100)
+    assert node.ordered(B) == 100
