@@ -419,9 +419,11 @@ class NodeMemory:
         if not self._is_known():
             return MoveRejected(503, f"{_UNKNOWN}; try again")
         ledger = self._ledgers[found.node]
+        seat, kept = ledger.seat(replica), self._reserved(ledger, found.node)
         ordered = ledger.order(replica, MemoryPlan(wanted), by_hand=blocks is not None)
-        if ordered is None:
-            return MoveRejected(422, _over_budget(ledger, ledger.seat(replica), wanted))
+        grows = memory.model.need(MemoryPlan(wanted)) - seat.bound
+        if ordered is None or 0 < grows > ledger.room - kept:
+            return MoveRejected(422, _over_budget(ledger.room, kept, seat, wanted))
         self._ledgers[found.node], order = ordered
         return await self._send_by_hand(found.node, order)
 
@@ -609,7 +611,10 @@ def _out_of_bounds(memory: ElasticMemory, wanted: Blocks) -> str | None:
     return None
 
 
-def _over_budget(ledger: DeviceLedger, seat: Seat, wanted: Blocks) -> str:
-    most = max(seat.model.floor, min(seat.declared.blocks or 0, seat.model.blocks_in(ledger.room + seat.bound)))
-    free = mib_of(max(0, ledger.room))
-    return f"{wanted} blocks exceed memory.budget_mib: {free} MiB are free, so the replica can have {most} blocks"
+def _over_budget(room: int, kept: int, seat: Seat, wanted: Blocks) -> str:
+    """The reason why the replica cannot have the wanted blocks now: of `room` bytes, `kept` are for others."""
+    left = max(0, room - kept)
+    most = max(seat.model.floor, min(seat.declared.blocks or 0, seat.model.blocks_in(left + seat.bound)))
+    starts = f", {mib_of(kept)} MiB are kept for replicas that start" if kept else ""
+    free = f"{mib_of(max(0, room))} MiB are free{starts}"
+    return f"{wanted} blocks exceed memory.budget_mib: {free}, so the replica can have {most} blocks"

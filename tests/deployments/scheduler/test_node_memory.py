@@ -456,3 +456,18 @@ async def test_a_failed_resize_is_repeated_with_the_newest_order() -> None:
     await node.divide(a=300, b=100)
     await node.divide(a=300, b=100)
     assert node.ordered(B) == 100
+
+
+async def test_an_operator_takes_no_memory_that_is_kept_for_a_replica_that_starts() -> None:
+    node = Node("a", blocks=700, most=2)
+    assert isinstance(node.seat(B), SeatLater)
+    await node.divide(a=550)
+    node.follow(A)
+    assert refusal(await node.order(A, 600)) == (
+        422,
+        "600 blocks exceed memory.budget_mib: 250 MiB are free, 250 MiB are kept for replicas that start, so the "
+        "replica can have 550 blocks",
+    )
+    assert await node.order(A, 550) == MoveAccepted("a"), "it keeps what it has"
+    node.time += WAIT_S
+    assert await node.order(A, 600) == MoveAccepted("a")
