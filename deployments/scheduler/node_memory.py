@@ -217,8 +217,8 @@ class NodeMemory:
     def _claim(self, call: SeatCall) -> SeatAnswer:
         """Have a replica start its engine."""
         model = self._models.get(call.pool)
-        size = self._share(call.pool) if model is None else model.least
         ledger = self._ledger(call.node)
+        size = self._first_size(call.pool, ledger) if model is None else model.least
         if call.replica not in self._claims:
             before = self._reserved(ledger, call.node, until=call.replica)
             if ledger.room < before + size:
@@ -283,13 +283,22 @@ class NodeMemory:
         """The bytes of the replicas that wait, and that others can make room for, in the order of their first calls."""
         now, reserved = self._clock(), 0
         self._waiting = {replica: each for replica, each in self._waiting.items() if now - each.at < WAIT_S}
-        floors = sum(s.model.least if self._is_divided(s) else s.bound for s in ledger.seats)
+        floors = self._floors(ledger)
         for replica, waiting in self._waiting.items():
             if replica == until:
                 break
             if waiting.node == node and floors + reserved + waiting.size <= ledger.budget:
                 reserved += waiting.size
         return reserved
+
+    def _floors(self, ledger: DeviceLedger) -> int:
+        """The bytes that the replicas keep when divisions leave them the least."""
+        return sum(seat.model.least if self._is_divided(seat) else seat.bound for seat in ledger.seats)
+
+    def _first_size(self, pool: PoolId, ledger: DeviceLedger) -> Bytes:
+        """The bytes of a replica before any of its pool has been measured: its share, or all that others can leave."""
+        share, left = self._share(pool), ledger.budget - self._floors(ledger)
+        return Bytes(min(share, left)) if left > 0 else share
 
     def _share(self, pool: PoolId) -> Bytes:
         """The part of a node's budget for a replica of a pool, if all replicas of all pools are on the node."""

@@ -471,3 +471,11 @@ async def test_an_operator_takes_no_memory_that_is_kept_for_a_replica_that_start
     assert await node.order(A, 550) == MoveAccepted("a"), "it keeps what it has"
     node.time += WAIT_S
     assert await node.order(A, 600) == MoveAccepted("a")
+
+
+def test_a_share_that_others_can_never_leave_does_not_keep_a_model_from_starting() -> None:
+    node = Node("a", blocks=800, weights=(1.0, 9.0))
+    assert node.seat(B, pool=TWO) == SeatLater("it needs 750 MiB of memory.budget_mib, and 0 MiB are free")
+    node.replicas[A] = ReplicaMemory(A, OrderNumber(FENCE), MemoryPlan(Blocks(50)), MemoryPlan(Blocks(50)))
+    node.gather()
+    assert isinstance(node.seat(B, pool=TWO), SeatGiven) and node.seats()["b"]["ordered_mib"] == 750
