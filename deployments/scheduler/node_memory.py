@@ -242,6 +242,9 @@ class NodeMemory:
         seated = others.start(call.replica, model, MemoryPlan(measured.declared), plan)
         if seated is None:
             # It has its parameters already: it counts with them, and other replicas shrink.
+            if first := self._blocking(call, others, model.least):
+                self._lacks.pop(call.replica, None)
+                return SeatRefused(f"{self._lack(others, model.least)}: replica {first} waits with its engine, too")
             size = Bytes(max(model.least, 0 if seat is None else seat.bound))
             self._put(call, ledger.claim(call.replica, size), size)
             reason = self._lacks[call.replica] = self._lack(others, size)
@@ -249,6 +252,13 @@ class NodeMemory:
         self._lacks.pop(call.replica, None)
         self._put(call, seated, model.need(plan))
         return SeatGiven(plan, self._at(call))
+
+    def _blocking(self, call: SeatCall, others: DeviceLedger, least: Bytes) -> ReplicaId | None:
+        """The first measured engine that waits, if both would wait for ever, each for what the other one has."""
+        lacking = [r for r in self._lacks if r == call.replica or any(seat.replica == r for seat in others.seats)]
+        if not lacking or lacking[0] == call.replica or self._floors(others) + least <= others.budget:
+            return None
+        return lacking[0]
 
     def _at(self, call: SeatCall) -> OrderNumber:
         reported = self._ledgers[call.node].seat(call.replica).reported

@@ -479,3 +479,19 @@ def test_a_share_that_others_can_never_leave_does_not_keep_a_model_from_starting
     node.replicas[A] = ReplicaMemory(A, OrderNumber(FENCE), MemoryPlan(Blocks(50)), MemoryPlan(Blocks(50)))
     node.gather()
     assert isinstance(node.seat(B, pool=TWO), SeatGiven) and node.seats()["b"]["ordered_mib"] == 750
+
+
+def test_engines_that_wait_for_what_the_other_one_has_do_not_wait_for_ever() -> None:
+    """Nobody knew what they need: the second one ends, and its successor waits before it starts an engine."""
+    large = MeasuredEngine(replace(MODEL, parameters=Bytes(450 * MIB)), Blocks(900), Blocks(300))
+    node = Node(most=2, weights=(1.0, 0.001))
+    for name in (A, B):
+        assert isinstance(node.seat(name), SeatGiven)
+    for _ in range(2):
+        assert isinstance(node.seat(A, large), SeatLater)
+    answer = node.seat(B, large)
+    assert isinstance(answer, SeatRefused) and answer.reason.endswith("replica a waits with its engine, too")
+    node.listed = {A}
+    node.time += CLAIM_S
+    node.gather()
+    assert isinstance(node.seat(A, large), SeatGiven) and isinstance(node.seat(C), SeatLater)
