@@ -343,6 +343,12 @@ class NodeMemory:
             return ()
         return tuple(self._device(node, ledger) for node, ledger in sorted(self._ledgers.items()))
 
+    def waiting(self) -> tuple[ReplicaId, ...]:
+        """The replicas that have no memory to start yet, or too little to serve."""
+        now = self._clock()
+        asking = (replica for replica, each in self._waiting.items() if now - each.at < WAIT_S)
+        return tuple(sorted({*asking, *self._lacks}))
+
     def _device(self, node: str, ledger: DeviceLedger) -> Device:
         room, seats = ledger.budget - self._reserved(ledger, node), []
         for seat in ledger.seats:

@@ -328,13 +328,13 @@ async def test_a_replica_starts_only_once_others_have_made_room_for_it() -> None
     node = Node("a", blocks=700, most=2)
     answer = node.seat(B)
     assert answer == SeatLater("it needs 250 MiB of memory.budget_mib, and 100 MiB are free")
-    assert node.seats()["b"]["by"] == "waits"
+    assert node.seats()["b"]["by"] == "waits" and node.devices.waiting() == (B,)
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 200 - 250) * MIB, "kept for it"
     await node.divide(a=550)
     assert node.seat(B) == answer, "a has not given it back yet"
     node.follow(A)
-    assert isinstance(node.seat(B), SeatGiven)
+    assert isinstance(node.seat(B), SeatGiven) and not node.devices.waiting()
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 200 - 250) * MIB, "and now it counts"
     assert node.seat(B, MEASURED) == SeatGiven(MemoryPlan(Blocks(50)), OrderNumber(FENCE, 1)), "a has the rest"
@@ -362,6 +362,7 @@ async def test_an_engine_that_needs_more_than_expected_waits_and_others_shrink()
     lacks = "it needs 250 MiB of memory.budget_mib, and 100 MiB are free"
     assert node.seat(B, MEASURED, TWO) == SeatLater(lacks)
     assert (node.seats()["b"]["by"], node.seats()["b"]["why"]) == ("starts", lacks)
+    assert node.devices.waiting() == (B,)
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 250 - 200) * MIB
     await node.divide(a=550)
