@@ -629,7 +629,8 @@ class ModelSettings(ModelSections):
     )
     weight: float = Field(
         1.0,
-        gt=0,
+        ge=0.001,
+        le=1000,
         description="Part of `memory.budget_mib` that each replica of the model gets beyond what it needs, in "
         "proportion to the weights of other models' replicas; where all need more than there is, likewise.",
     )

@@ -78,7 +78,7 @@ class SeatLater:
 
 @dataclass(frozen=True, slots=True)
 class SeatRefused:
-    """There will never be room."""
+    """There will never be room, or none while another engine waits that needs the same memory."""
 
     reason: str
 

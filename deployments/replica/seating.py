@@ -41,7 +41,7 @@ class Seating:
         self._node = node
 
     async def wait(self, measured: MeasuredEngine | None = None) -> SeatGiven:
-        """Wait for memory, also until there is a scheduler. Raises ValueError if there will never be enough."""
+        """Wait for memory, also until there is a scheduler. Raises ValueError if it is refused."""
         call, shown = SeatCall(self._pool, self._replica, self._node, measured), ""
         while True:
             try:

@@ -120,8 +120,9 @@ class Epochs:
         await asyncio.sleep(0)
         now = self._clock()
         passed_s, self.last = now - self.last, now
-        devices = () if self._devices is None else self._devices.devices()
-        seen = Observation(now, tuple(pool.observe() for pool in self._pools), devices)
+        memory = self._devices
+        devices, waiting = ((), ()) if memory is None else (memory.devices(), memory.waiting())
+        seen = Observation(now, tuple(pool.observe() for pool in self._pools), devices, waiting)
         await asyncio.sleep(0)
         for pool in self._pools:
             pool.telemetry.epoch(pool.states(), passed_s, pool.scaler.wanted)

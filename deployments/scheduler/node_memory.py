@@ -153,13 +153,13 @@ class NodeMemory:
             del self._ledgers[node]
 
     def _is_here(self, pool: PoolId, replica: ReplicaId) -> bool:
-        """True for a replica without a report that has its processes: it is silent, or it starts."""
-        if replica in self._serving[pool]:
+        """True for a replica without a report that has its processes: it is silent, it starts, or it stops.
+
+        Serve's router drops a replica that stops before Serve's list shows that.
+        """
+        if replica in self._serving[pool] or not self._pools[pool].is_gone(replica):
             return True
-        if replica not in self._claims:
-            return False
-        is_new = self._clock() - self._claimed_at[replica] < CLAIM_S
-        return is_new or not self._pools[pool].is_gone(replica)
+        return replica in self._claims and self._clock() - self._claimed_at[replica] < CLAIM_S
 
     def _take(self, pool: PoolId, replica: ReplicaId, found: ReportedMemory) -> None:
         ledger, memory = self._ledger(found.node), found.memory
@@ -170,18 +170,16 @@ class NodeMemory:
             ledger = ledger.measured(replica, memory.model)
         self._pool_of[replica] = pool
         self._ledgers[found.node] = ledger.take(memory.report)
-        if self._claims.pop(replica, None) is not None:
-            self._store.write(self._claims)
+        self._end_claim(replica)
 
     def _forget(self, replica: ReplicaId) -> None:
+        self._end_claim(replica)
         for node, ledger in self._ledgers.items():
             self._ledgers[node] = ledger.without(replica)
         del self._pool_of[replica]
         self._sizes.pop(replica, None)
         self._repeated_at.pop(replica, None)
         self._lacks.pop(replica, None)
-        if self._claims.pop(replica, None) is not None:
-            self._store.write(self._claims)
 
     def _ledger(self, node: str) -> DeviceLedger:
         return self._ledgers.get(node) or DeviceLedger(self._budget, self._fence)
@@ -219,8 +217,8 @@ class NodeMemory:
     def _claim(self, call: SeatCall) -> SeatAnswer:
         """Have a replica start its engine."""
         model = self._models.get(call.pool)
-        size = self._share(call.pool) if model is None else model.least
         ledger = self._ledger(call.node)
+        size = self._first_size(call.pool, ledger) if model is None else model.least
         if call.replica not in self._claims:
             before = self._reserved(ledger, call.node, until=call.replica)
             if ledger.room < before + size:
@@ -244,6 +242,9 @@ class NodeMemory:
         seated = others.start(call.replica, model, MemoryPlan(measured.declared), plan)
         if seated is None:
             # It has its parameters already: it counts with them, and other replicas shrink.
+            if first := self._blocking(call, others, model.least):
+                self._lacks.pop(call.replica, None)
+                return SeatRefused(f"{self._lack(others, model.least)}: replica {first} waits with its engine, too")
             size = Bytes(max(model.least, 0 if seat is None else seat.bound))
             self._put(call, ledger.claim(call.replica, size), size)
             reason = self._lacks[call.replica] = self._lack(others, size)
@@ -252,20 +253,36 @@ class NodeMemory:
         self._put(call, seated, model.need(plan))
         return SeatGiven(plan, self._at(call))
 
+    def _blocking(self, call: SeatCall, others: DeviceLedger, least: Bytes) -> ReplicaId | None:
+        """The first measured engine that waits, if both would wait for ever, each for what the other one has."""
+        lacking = [r for r in self._lacks if r == call.replica or any(seat.replica == r for seat in others.seats)]
+        if not lacking or lacking[0] == call.replica or self._floors(others) + least <= others.budget:
+            return None
+        return lacking[0]
+
     def _at(self, call: SeatCall) -> OrderNumber:
         reported = self._ledgers[call.node].seat(call.replica).reported
         assert reported is not None, "a replica that starts has nothing to report"
         return reported.at
 
     def _put(self, call: SeatCall, ledger: DeviceLedger, size: Bytes) -> None:
-        """Store a starting replica's claim before it is answered."""
+        """Store a starting replica's claim, and then count it: one that is not stored is not given."""
+        claim = SeatClaim(call.pool, call.node, size)
+        if self._claims.get(call.replica) != claim:
+            self._store_claims(self._claims | {call.replica: claim})
         self._ledgers[call.node] = ledger
         self._waiting.pop(call.replica, None)
         self._pool_of[call.replica], self._claimed_at[call.replica] = call.pool, self._clock()
-        claim = SeatClaim(call.pool, call.node, size)
-        if self._claims.get(call.replica) != claim:
-            self._claims[call.replica] = claim
-            self._store.write(self._claims)
+
+    def _end_claim(self, replica: ReplicaId) -> None:
+        """Its reports count from now on, or it is gone."""
+        if replica in self._claims:
+            self._store_claims({r: claim for r, claim in self._claims.items() if r != replica})
+            del self._claimed_at[replica]
+
+    def _store_claims(self, claims: dict[ReplicaId, SeatClaim]) -> None:
+        self._store.write(claims)
+        self._claims = claims
 
     def _wait(self, call: SeatCall, size: Bytes, reason: str) -> SeatLater:
         waiting = self._waiting.setdefault(call.replica, _Waiting(call.pool, call.node, size, 0.0, reason))
@@ -276,13 +293,22 @@ class NodeMemory:
         """The bytes of the replicas that wait, and that others can make room for, in the order of their first calls."""
         now, reserved = self._clock(), 0
         self._waiting = {replica: each for replica, each in self._waiting.items() if now - each.at < WAIT_S}
-        floors = sum(s.model.least if self._is_divided(s) else s.bound for s in ledger.seats)
+        floors = self._floors(ledger)
         for replica, waiting in self._waiting.items():
             if replica == until:
                 break
             if waiting.node == node and floors + reserved + waiting.size <= ledger.budget:
                 reserved += waiting.size
         return reserved
+
+    def _floors(self, ledger: DeviceLedger) -> int:
+        """The bytes that the replicas keep when divisions leave them the least."""
+        return sum(seat.model.least if self._is_divided(seat) else seat.bound for seat in ledger.seats)
+
+    def _first_size(self, pool: PoolId, ledger: DeviceLedger) -> Bytes:
+        """The bytes of a replica before any of its pool has been measured: its share, or all that others can leave."""
+        share, left = self._share(pool), ledger.budget - self._floors(ledger)
+        return Bytes(min(share, left)) if left > 0 else share
 
     def _share(self, pool: PoolId) -> Bytes:
         """The part of a node's budget for a replica of a pool, if all replicas of all pools are on the node."""
@@ -316,6 +342,12 @@ class NodeMemory:
         if not self.is_elastic or not self._is_known():
             return ()
         return tuple(self._device(node, ledger) for node, ledger in sorted(self._ledgers.items()))
+
+    def waiting(self) -> tuple[ReplicaId, ...]:
+        """The replicas that have no memory to start yet, or too little to serve."""
+        now = self._clock()
+        asking = (replica for replica, each in self._waiting.items() if now - each.at < WAIT_S)
+        return tuple(sorted({*asking, *self._lacks}))
 
     def _device(self, node: str, ledger: DeviceLedger) -> Device:
         room, seats = ledger.budget - self._reserved(ledger, node), []
@@ -365,11 +397,11 @@ class NodeMemory:
         ledger, replica = self._ledgers[node], size.replica
         if (given := ledger.order_size(replica, size.blocks)) is not None:
             return given
-        found = self._reported[self._pool_of[replica]][replica].memory
-        if found.cause is None or self._clock() - self._repeated_at.get(replica, -inf) < REPEAT_S:
+        found, newest = self._reported[self._pool_of[replica]][replica].memory, ledger.seat(replica).reported
+        if newest is None or found.cause is None or self._clock() - self._repeated_at.get(replica, -inf) < REPEAT_S:
             return None
         self._repeated_at[replica] = self._clock()
-        return ledger.order(replica, found.report.ordered)
+        return ledger.order(replica, newest.ordered)
 
     async def _order(self, node: str, order: MemoryOrder, pool: PoolId) -> None:
         """Send an order of a division. Without an answer, the next division orders again."""
@@ -412,9 +444,11 @@ class NodeMemory:
         if not self._is_known():
             return MoveRejected(503, f"{_UNKNOWN}; try again")
         ledger = self._ledgers[found.node]
+        seat, kept = ledger.seat(replica), self._reserved(ledger, found.node)
         ordered = ledger.order(replica, MemoryPlan(wanted), by_hand=blocks is not None)
-        if ordered is None:
-            return MoveRejected(422, _over_budget(ledger, ledger.seat(replica), wanted))
+        grows = memory.model.need(MemoryPlan(wanted)) - seat.bound
+        if ordered is None or 0 < grows > ledger.room - kept:
+            return MoveRejected(422, _over_budget(ledger.room, kept, seat, wanted))
         self._ledgers[found.node], order = ordered
         return await self._send_by_hand(found.node, order)
 
@@ -602,7 +636,10 @@ def _out_of_bounds(memory: ElasticMemory, wanted: Blocks) -> str | None:
     return None
 
 
-def _over_budget(ledger: DeviceLedger, seat: Seat, wanted: Blocks) -> str:
-    most = max(seat.model.floor, min(seat.declared.blocks or 0, seat.model.blocks_in(ledger.room + seat.bound)))
-    free = mib_of(max(0, ledger.room))
-    return f"{wanted} blocks exceed memory.budget_mib: {free} MiB are free, so the replica can have {most} blocks"
+def _over_budget(room: int, kept: int, seat: Seat, wanted: Blocks) -> str:
+    """The reason why the replica cannot have the wanted blocks now: of `room` bytes, `kept` are for others."""
+    left = max(0, room - kept)
+    most = max(seat.model.floor, min(seat.declared.blocks or 0, seat.model.blocks_in(left + seat.bound)))
+    starts = f", {mib_of(kept)} MiB are kept for replicas that start" if kept else ""
+    free = f"{mib_of(max(0, room))} MiB are free{starts}"
+    return f"{wanted} blocks exceed memory.budget_mib: {free}, so the replica can have {most} blocks"

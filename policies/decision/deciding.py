@@ -110,6 +110,7 @@ def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Gener
     now, observed = observation.now, []
     for seen in observation.pools:
         pool = memory.pool(seen.pool.deployment)
+        pool.learned.experience.observe_waits(observation.waiting, now)
         changes = yield from pool.observe_in_slices(seen, now)
         observed.append((pool, seen, changes))
     if any(seen.whole for seen in observation.pools):

@@ -72,7 +72,7 @@ class DivisionMemory:
 
 def _demands(memory: PoolMemory) -> dict[ReplicaId, ReplicaDemand]:
     """The demands of a pool's replicas. Requests without a replica count for the newest one that runs."""
-    cluster, locations, token_s = memory.cluster, memory.locations, 1.0 / memory.learned.experience.decode_rate
+    cluster, locations, rate = memory.cluster, memory.locations, memory.learned.experience.decode_rate
     newest = max(cluster.running(), key=lambda replica: replica.order, default=None)
     nowhere = [cluster.requests[id].tokens for id in cluster.waiting if id not in locations.homes]
     found = {}
@@ -81,12 +81,12 @@ def _demands(memory: PoolMemory) -> dict[ReplicaId, ReplicaDemand]:
         if status.state is ReplicaState.STARTING:
             continue
         if replica is None:
-            found[id] = ReplicaDemand(_used(status), 0, 0, token_s)
+            found[id] = ReplicaDemand(_used(status), 0, 0, rate)
             continue
         waiting, requests = replica.queued_tokens, len(replica.requests) + replica.queued
         if replica is newest:
             waiting, requests = waiting + sum(nowhere), requests + len(nowhere)
-        found[id] = ReplicaDemand(_used_by(replica), waiting, requests, token_s)
+        found[id] = ReplicaDemand(_used_by(replica), waiting, requests, rate)
     return found
 
 

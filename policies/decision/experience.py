@@ -1,7 +1,7 @@
 """Measurements of the cluster's own past: growth of requests, durations of moves, replica starts and engine steps."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import ceil, isfinite
 from statistics import median
 
@@ -54,6 +54,7 @@ class Experience:
         self._starts: deque[float] = deque(maxlen=STARTS)
         self._waking: dict[ReplicaId, float] = {}
         self._wakes: deque[float] = deque(maxlen=STARTS)
+        self._waited = WaitedTimes()
         self.steps = StepFit()
         """The fit of the engines' step times."""
         self.step_tokens = 0
@@ -86,11 +87,18 @@ class Experience:
         ):
             for replica in lost:
                 begun.pop(replica, None)
+                self._waited.take(replica)
             for status in replicas:
                 if status.state is state:
                     begun.setdefault(status.id, now)
-                elif (since := begun.pop(status.id, None)) is not None and status.state is ReplicaState.RUNNING:
-                    durations.append(now - since)
+                elif (since := begun.pop(status.id, None)) is not None:
+                    took_s = now - since - self._waited.take(status.id)
+                    if status.state is ReplicaState.RUNNING:
+                        durations.append(took_s)
+
+    def observe_waits(self, waiting: Iterable[ReplicaId], now: float) -> None:
+        """Add the time since the last call to the waits of the starting replicas that wait for memory now."""
+        self._waited.add((replica for replica in waiting if replica in self._starting), now)
 
     def observe_steps(self, totals: StepTotals, step_tokens: int, now: float) -> None:
         """Add the steps of one replica since the last observation, and the most tokens that one of them computes."""
@@ -165,7 +173,7 @@ class Experience:
 
     @property
     def startup_s(self) -> float:
-        """The median time from STARTING to RUNNING over the newest starts, in seconds."""
+        """The median time from STARTING to RUNNING over the newest starts, without waits for memory, in seconds."""
         return median(self._starts) if self._starts else FIRST_GUESS_STARTUP_S
 
     @property
@@ -177,6 +185,25 @@ class Experience:
         """True while a replica starts or wakes, unless it has exceeded the usual time by the factor `PATIENCE`."""
         coming = ((self._starting, self.startup_s), (self._waking, self.wake_s))
         return any(now - since < PATIENCE * usual_s for begun, usual_s in coming for since in begun.values())
+
+
+class WaitedTimes:
+    """The seconds for which starting replicas have waited for memory: how long depends on others, not on the start."""
+
+    def __init__(self) -> None:
+        self._waited: dict[ReplicaId, float] = {}
+        self._observed_at: float | None = None
+
+    def add(self, waiting: Iterable[ReplicaId], now: float) -> None:
+        """Those `waiting` now have waited since the last call."""
+        passed_s = 0.0 if self._observed_at is None else now - self._observed_at
+        self._observed_at = now
+        for replica in waiting:
+            self._waited[replica] = self._waited.get(replica, 0.0) + passed_s
+
+    def take(self, replica: ReplicaId) -> float:
+        """Remove and return the wait of a replica."""
+        return self._waited.pop(replica, 0.0)
 
 
 class Lead:

@@ -119,11 +119,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The changes of every pool at `now`, in seconds of a monotonic clock, and the devices whose memory is divided."""
+    """The changes of every pool at `now`, in seconds of a monotonic clock, and the devices whose memory is divided.
+
+    `waiting` are the replicas that wait for memory of a device to start.
+    """
 
     now: float
     pools: tuple[PoolReport, ...]
     devices: tuple[Device, ...] = ()
+    waiting: tuple[ReplicaId, ...] = ()
 
 
 SETTLED = (Phase.DECODE, Phase.MOVING)

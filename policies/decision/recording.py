@@ -157,8 +157,11 @@ def terms_line(terms: Terms) -> bytes:
 
 
 def epoch_line(epoch: Epoch) -> bytes:
-    """The line of an epoch, without its end. Devices are in it only if there are some."""
-    without: Any = None if epoch.seen.devices else {"seen": {"devices"}, "division": True}
+    """The line of an epoch, without its end. Devices and replicas that wait are in it only if there are some."""
+    seen = epoch.seen
+    without: Any = {"seen": {name for name in ("devices", "waiting") if not getattr(seen, name)}}
+    if not seen.devices:
+        without["division"] = True
     return _EPOCH.dump_json(_RecordedEpoch.from_epoch(epoch), exclude=without)
 
 

@@ -191,8 +191,10 @@ class DeviceLedger:
         if not self.is_known:
             return None
         order = MemoryOrder(replica, OrderNumber(self.fence, self.number + 1), plan, by_hand)
-        ledger = replace(self._put(replace(seat, sent=(*seat.sent, order))), number=order.at.number)
-        return (ledger, order) if ledger.bound <= max(self.budget, self.bound) else None
+        grows = seat.model.need(plan) - seat.bound
+        if grows > 0 and grows > self.room:
+            return None
+        return replace(self._put(replace(seat, sent=(*seat.sent, order))), number=order.at.number), order
 
     def order_size(self, replica: ReplicaId, blocks: Blocks) -> "tuple[DeviceLedger, MemoryOrder] | None":
         """Order a number of blocks; fewer if that is growth, and there is room for less now.

@@ -13,13 +13,13 @@ GROWTH_S = 2.0
 @dataclass(frozen=True, slots=True)
 class ReplicaDemand:
     """The demand of a replica: the tokens of KV that it has in use, those that its waiting requests will take, and the
-    number of its requests, waiting ones included. Each grows by a token in `token_s` seconds.
+    number of its requests, waiting ones included. Each grows by `rate` tokens per second.
     """
 
     used: float
     waiting: float
     requests: int
-    token_s: float
+    rate: float
 
 
 def seat_need(
@@ -37,7 +37,7 @@ def seat_need(
     It wants the memory of its running requests, of their growth, and of its queue.
     """
     block, token = model.block, model.block / block_tokens
-    growth = GROWTH_S / demand.token_s * demand.requests
+    growth = GROWTH_S * demand.rate * demand.requests
     return SeatNeed(
         replica,
         weight,

@@ -7,7 +7,8 @@
                own rate is added. An answer that began and ended between two epochs counts as one token
     end        a request that is still there in the last epoch counts as ended there
 
-Step times are fitted to the replicas' reports. The start-up time is the median time from STARTING to RUNNING.
+Step times are fitted to the replicas' reports. The start-up time is the median time from STARTING to RUNNING,
+without waits for memory.
 """
 
 import json
@@ -18,6 +19,7 @@ from statistics import median
 
 from policies.cost.fit import StepFit
 from policies.cost.steps import StepCosts
+from policies.decision.experience import WaitedTimes
 from policies.decision.limits import Terms
 from policies.decision.observation import PoolReport, Status
 from policies.decision.recording import Epoch, PlacedCall, parse_recording
@@ -83,6 +85,7 @@ class _Reader:
     statuses: dict[ReplicaId, Status] = field(default_factory=dict)
     starting: dict[ReplicaId, float] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
+    waited: WaitedTimes = field(default_factory=WaitedTimes)
     token_bytes: list[float] = field(default_factory=list)
     steps: StepFit = field(default_factory=StepFit)
 
@@ -93,6 +96,7 @@ class _Reader:
                 arrival = entry.arrival
                 name = arrival.precedence.service_class
                 self.courses[arrival.id] = _Course(entry.at, arrival.tokens, arrival.tokens, name)
+        self.waited.add((replica for replica in epoch.seen.waiting if replica in self.starting), epoch.seen.now)
         for pool in epoch.seen.pools:
             for status in pool.replicas:
                 self._take_status(status, epoch.seen.now)
@@ -105,8 +109,10 @@ class _Reader:
         self.statuses[status.id] = status
         if status.state is ReplicaState.STARTING:
             self.starting.setdefault(status.id, now)
-        elif (since := self.starting.pop(status.id, None)) is not None and status.state is ReplicaState.RUNNING:
-            self.starts.append(now - since)
+        elif (since := self.starting.pop(status.id, None)) is not None:
+            took_s = now - since - self.waited.take(status.id)
+            if status.state is ReplicaState.RUNNING:
+                self.starts.append(took_s)
 
     def _take_requests(self, pool: PoolReport, now: float) -> None:
         sizes = {resident.load.id: resident.load.tokens for resident in pool.requests} | dict(pool.sizes)

@@ -350,7 +350,7 @@ class SharedDevices:
         if pool.newest == self._name(found):
             waiting += pool.waiting_tokens
         requests = len(scheduler.running) + len(scheduler.waiting)
-        demand = ReplicaDemand(self._used(found), waiting, requests, engine.batch.step_s)
+        demand = ReplicaDemand(self._used(found), waiting, requests, 1.0 / engine.batch.step_s)
         declared = memory.blocks_in(self._setup.budget)
         need = seat_need(
             found.seat, memory, model.block_tokens, model.weight, declared, blocks, demand, found.shrunk_at

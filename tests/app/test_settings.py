@@ -393,8 +393,8 @@ def test_several_models_share_a_budget_by_weight() -> None:
     assert "llm_configs.1: engine_kwargs.gpu_memory_utilization: memory.budget_mib" in refused(shared)
 
 
-@pytest.mark.parametrize("weight", [0, -1.0])
-def test_weights_are_above_zero(weight: float) -> None:
+@pytest.mark.parametrize("weight", [0, -1.0, float("inf"), 1e-300])
+def test_weights_are_numbers_that_divisions_can_count_with(weight: float) -> None:
     entries = [{"model_loading_config": {"model_id": "a"}, "engine": "paced", "weight": weight}]
     assert "llm_configs.0.weight" in refused({"llm_configs": entries})
 

@@ -74,15 +74,18 @@ class FakeLevels:
 
 
 class FakeClaims:
-    """Implements `ClaimStore`."""
+    """Implements `ClaimStore`. While `lost`, writes fail."""
 
     def __init__(self) -> None:
         self.kept: Claims = {}
+        self.lost = False
 
     def read(self) -> Claims:
         return dict(self.kept)
 
     def write(self, claims: Claims) -> None:
+        if self.lost:
+            raise ConnectionError("Ray's control service is away")
         self.kept = dict(claims)
 
 

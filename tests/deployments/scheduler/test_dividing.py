@@ -148,7 +148,7 @@ class World:
         for name, each in self.running.items():
             # Requests that do not fit wait.
             used = each.used * 16
-            demands[name] = ReplicaDemand(used, self.demand[each.pool] - used, 4, 0.05)
+            demands[name] = ReplicaDemand(used, self.demand[each.pool] - used, 4, 20.0)
         self.division.newest = {
             device.id: self.division.divide_device(device, demands, self.now, acts=True)
             for device in self.devices.devices()

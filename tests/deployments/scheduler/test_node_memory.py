@@ -328,13 +328,13 @@ async def test_a_replica_starts_only_once_others_have_made_room_for_it() -> None
     node = Node("a", blocks=700, most=2)
     answer = node.seat(B)
     assert answer == SeatLater("it needs 250 MiB of memory.budget_mib, and 100 MiB are free")
-    assert node.seats()["b"]["by"] == "waits"
+    assert node.seats()["b"]["by"] == "waits" and node.devices.waiting() == (B,)
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 200 - 250) * MIB, "kept for it"
     await node.divide(a=550)
     assert node.seat(B) == answer, "a has not given it back yet"
     node.follow(A)
-    assert isinstance(node.seat(B), SeatGiven)
+    assert isinstance(node.seat(B), SeatGiven) and not node.devices.waiting()
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 200 - 250) * MIB, "and now it counts"
     assert node.seat(B, MEASURED) == SeatGiven(MemoryPlan(Blocks(50)), OrderNumber(FENCE, 1)), "a has the rest"
@@ -362,6 +362,7 @@ async def test_an_engine_that_needs_more_than_expected_waits_and_others_shrink()
     lacks = "it needs 250 MiB of memory.budget_mib, and 100 MiB are free"
     assert node.seat(B, MEASURED, TWO) == SeatLater(lacks)
     assert (node.seats()["b"]["by"], node.seats()["b"]["why"]) == ("starts", lacks)
+    assert node.devices.waiting() == (B,)
     (device,) = node.devices.devices()
     assert device.room == (BUDGET - 250 - 200) * MIB
     await node.divide(a=550)
@@ -405,3 +406,93 @@ def test_a_start_that_fails_gives_its_memory_back() -> None:
     node.listed = set()
     node.gather()
     assert "b" not in node.seats() and not node.claims.kept
+
+
+def test_memory_is_given_only_once_the_next_scheduler_would_find_it() -> None:
+    node = Node("a", blocks=300, most=2)
+    node.claims.lost = True
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            node.seat(B)
+    assert "b" not in node.seats()
+    node.claims.lost = False
+    answer = node.seat(B)
+    node.restart(FENCE + 1)
+    assert isinstance(answer, SeatGiven) and "b" in node.seats()
+
+
+def test_a_claim_that_could_not_be_removed_is_removed_later() -> None:
+    node = Node("a", blocks=300, most=2)
+    node.seat(B)
+    node.time += CLAIM_S
+    node.claims.lost = True
+    with pytest.raises(ConnectionError):
+        node.gather()
+    node.claims.lost = False
+    node.gather()
+    assert not node.claims.kept and "b" not in node.seats()
+
+
+def test_a_replica_counts_until_serve_no_longer_lists_it() -> None:
+    """Serve's router drops a replica that stops before Serve's list, which is read once an epoch, shows it as such."""
+    node = Node("a", "b")
+    node.listed = {B}
+    gone = node.replicas.pop(B)
+    node.gather()
+    assert node.seats()["b"]["ordered_mib"] == 500 and node.seats()["b"]["by"] == "silent"
+    node.replicas[B] = gone
+    node.gather()
+    assert node.seats()["b"]["by"] == "start"
+    del node.replicas[B]
+    node.listed = set()
+    node.gather()
+    assert "b" not in node.seats()
+
+
+async def test_a_failed_resize_is_repeated_with_the_newest_order() -> None:
+    """A replica may answer an order, and then miss to report: its last report has the order before."""
+    node = Node("a", "b")
+    node.cause = "the machine does not take it"
+    node.gather()
+    await node.divide(a=300, b=100)
+    await node.divide(a=300, b=100)
+    assert node.ordered(B) == 100
+
+
+async def test_an_operator_takes_no_memory_that_is_kept_for_a_replica_that_starts() -> None:
+    node = Node("a", blocks=700, most=2)
+    assert isinstance(node.seat(B), SeatLater)
+    await node.divide(a=550)
+    node.follow(A)
+    assert refusal(await node.order(A, 600)) == (
+        422,
+        "600 blocks exceed memory.budget_mib: 250 MiB are free, 250 MiB are kept for replicas that start, so the "
+        "replica can have 550 blocks",
+    )
+    assert await node.order(A, 550) == MoveAccepted("a"), "it keeps what it has"
+    node.time += WAIT_S
+    assert await node.order(A, 600) == MoveAccepted("a")
+
+
+def test_a_share_that_others_can_never_leave_does_not_keep_a_model_from_starting() -> None:
+    node = Node("a", blocks=800, weights=(1.0, 9.0))
+    assert node.seat(B, pool=TWO) == SeatLater("it needs 750 MiB of memory.budget_mib, and 0 MiB are free")
+    node.replicas[A] = ReplicaMemory(A, OrderNumber(FENCE), MemoryPlan(Blocks(50)), MemoryPlan(Blocks(50)))
+    node.gather()
+    assert isinstance(node.seat(B, pool=TWO), SeatGiven) and node.seats()["b"]["ordered_mib"] == 750
+
+
+def test_engines_that_wait_for_what_the_other_one_has_do_not_wait_for_ever() -> None:
+    """Nobody knew what they need: the second one ends, and its successor waits before it starts an engine."""
+    large = MeasuredEngine(replace(MODEL, parameters=Bytes(450 * MIB)), Blocks(900), Blocks(300))
+    node = Node(most=2, weights=(1.0, 0.001))
+    for name in (A, B):
+        assert isinstance(node.seat(name), SeatGiven)
+    for _ in range(2):
+        assert isinstance(node.seat(A, large), SeatLater)
+    answer = node.seat(B, large)
+    assert isinstance(answer, SeatRefused) and answer.reason.endswith("replica a waits with its engine, too")
+    node.listed = {A}
+    node.time += CLAIM_S
+    node.gather()
+    assert isinstance(node.seat(A, large), SeatGiven) and isinstance(node.seat(C), SeatLater)

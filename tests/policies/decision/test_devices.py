@@ -25,8 +25,8 @@ TERMS = Terms(limits=LiveLimits(linger_s=0.0, foresight_s=0.0), mode=Mode.ACT, d
 class Shared:
     """Two pools on one device with room for `blocks` blocks of a token; replica `a` is in the first pool."""
 
-    def __init__(self, mode: Mode = Mode.ACT, blocks: int = 100) -> None:
-        self.memory = SchedulerMemory(replace(TERMS, mode=mode))
+    def __init__(self, mode: Mode = Mode.ACT, blocks: int = 100, decode_rate: float | None = DECODE_RATE) -> None:
+        self.memory = SchedulerMemory(replace(TERMS, mode=mode, decode_rate=decode_rate))
         self.watchers = {pool: Watcher(self.memory.pool(pool)) for pool in (FIRST, SECOND)}
         self.sizes = {"a": 50, "b": 50}
         self.room = Bytes(blocks * 10)
@@ -73,6 +73,13 @@ def test_requests_without_a_replica_count_for_the_newest_one() -> None:
     place(shared.memory.pool(FIRST), Arrival(RequestId("x"), Tokens(70)), 0.5, exclude=[ReplicaId("a")])
     shared.divide("a:", "b:", 1.0)
     assert shared.want("a") == 70 + 2 * DECODE_RATE
+
+
+def test_requests_that_have_not_grown_yet_do_not_end_divisions() -> None:
+    """A slow engine may decode nothing between two epochs in a row, and the first measured rate is 0."""
+    shared = Shared(decode_rate=None)
+    shared.divide("a: p60", "b:")
+    assert shared.divide("a: p60", "b:", 0.1) and shared.want("a") == 60
 
 
 def test_a_replica_that_stops_wants_no_more_than_it_uses() -> None:

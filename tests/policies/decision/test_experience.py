@@ -7,6 +7,7 @@ import pytest
 
 from policies.cost.fit import LEAST_PREFILLED, StepTotals
 from policies.cost.steps import PrefillChunk, StepCosts, proportional
+from policies.decision.deciding import SchedulerMemory, decide
 from policies.decision.experience import (
     FIRST_GUESS_STARTUP_S,
     FIRST_GUESS_TOKENS_PER_S,
@@ -17,6 +18,8 @@ from policies.decision.experience import (
 )
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
+from policies.decision.observation import Observation
+from policies.model import SOLE_POOL, ReplicaId
 from tests.policies.decision.observed import Drawn, Watcher, observed
 
 
@@ -50,6 +53,16 @@ def test_what_does_not_decode_in_both_says_nothing(second: str) -> None:
 def test_a_start_lasts_until_the_replica_runs() -> None:
     made = experience(observed("a*:"), observed("a*:", 5.0), observed("a:", 12.0), observed("a:", 20.0))
     assert made.startup_s == 12.0
+
+
+def test_the_wait_for_memory_is_no_part_of_a_start() -> None:
+    memory = SchedulerMemory(Terms(mode=Mode.OFF))
+    watcher, a = Watcher(memory.pool(SOLE_POOL)), ReplicaId("a")
+    for now, drawing, waiting in ((0.0, "a*:", (a,)), (4.0, "a*:", (a,)), (5.0, "a*:", ()), (12.0, "a:", ())):
+        report = watcher.report(observed(drawing, now))
+        report = replace(report, pool=replace(report.pool, deployment=SOLE_POOL))
+        decide(memory, Observation(now, (report,), waiting=waiting))
+    assert memory.pool(SOLE_POOL).learned.experience.startup_s == 12.0 - 4.0
 
 
 def test_of_several_starts_the_median_counts() -> None:

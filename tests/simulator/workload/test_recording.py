@@ -48,7 +48,7 @@ def reports() -> list[PoolReport]:
     return made
 
 
-def recording(path: Path) -> Path:
+def recording(path: Path, waiting: tuple[ReplicaId, ...] = ()) -> Path:
     recorder = FileRecorder(path, Terms(classes=CLASSES))
     for number, report in enumerate(reports()):
         calls = {
@@ -59,7 +59,9 @@ def recording(path: Path) -> Path:
             6: (PlacedCall(105.5, Arrival(LATE, Tokens(50))),),
             7: (PlacedCall(106.5, Arrival(RequestId("short"), Tokens(8))),),
         }
-        recorder.record(Epoch(calls.get(number, ()), Observation(100.0 + number, (report,)), {}))
+        recorder.record(
+            Epoch(calls.get(number, ()), Observation(100.0 + number, (report,), (), waiting if number == 1 else ()), {})
+        )
     recorder.close()
     return path
 
@@ -84,6 +86,10 @@ def test_replicas_have_their_measurements(tmp_path: Path) -> None:
     assert (found.capacity, found.startup_s, found.step_tokens, found.token_bytes) == (1000, 2.0, 512, 256.0)
     assert found.steps is not None and found.classes == CLASSES
     assert found.steps.step_s(10, 0.0) == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_wait_for_memory_is_no_part_of_a_start(tmp_path: Path) -> None:
+    assert read_traffic(recording(tmp_path / "epochs.jsonl", (A,))).replicas.startup_s == 1.0
 
 
 def test_a_recording_differs_from_a_trace_in_its_beginning(tmp_path: Path) -> None:
