@@ -338,6 +338,34 @@ def wake(
 
 
 @app.command()
+def pair(
+    lower: Annotated[str, typer.Argument(help="Id of the replica that keeps the lower layers.")],
+    upper: Annotated[str, typer.Argument(help="Id of the replica that keeps the upper ones.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Have two replicas give each other layers, and use the memory for KV.
+
+    Their requests run on, each through both replicas. It needs memory.budget_mib.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.pair(endpoint, terminal, lower, upper)
+
+
+@app.command()
+def unpair(
+    replica: Annotated[str, typer.Argument(help="Id of one of the two replicas.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Undo a pair: both replicas load all layers again."""
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.unpair(endpoint, terminal, replica)
+
+
+@app.command()
 def mode(
     mode: Annotated[
         orders.ModeChoice | None, typer.Argument(help="The mode; without it, the present one is shown.")

@@ -98,6 +98,14 @@ class MellEndpoint:
         """Have a replica or a model fall asleep or wake; the answer."""
         return self._wait(self._mell.set_asleep(kind, name, asleep), ordered=True)
 
+    def pair(self, lower: str, upper: str) -> dict[str, Any]:
+        """Form a pair of two replicas; the answer."""
+        return self._wait(self._mell.pair(lower, upper), ordered=True)
+
+    def unpair(self, replica: str) -> dict[str, Any]:
+        """Undo the pair of a replica; the answer."""
+        return self._wait(self._mell.unpair(replica), ordered=True)
+
     def mode(self) -> dict[str, Any]:
         """`/mell/mode`."""
         return self._wait(self._mell.mode())

@@ -229,6 +229,20 @@ def set_asleep(endpoint: MellEndpoint, terminal: Terminal, name: str, asleep: bo
     terminal.write(answer)
 
 
+def pair(endpoint: MellEndpoint, terminal: Terminal, lower: str, upper: str) -> None:
+    """Form a pair of two replicas."""
+    answer = endpoint.pair(lower, upper)
+    terminal.show(f"{lower} and {upper} give each other layers: mell memory shows it")
+    terminal.write(answer)
+
+
+def unpair(endpoint: MellEndpoint, terminal: Terminal, replica: str) -> None:
+    """Undo the pair of a replica."""
+    answer = endpoint.unpair(replica)
+    terminal.show(f"{replica} and its buddy load all layers again: mell memory shows it")
+    terminal.write(answer)
+
+
 def set_bounds(endpoint: MellEndpoint, terminal: Terminal, least: int, most: int, model: str | None) -> None:
     """Set the bounds on the number of a model's replicas."""
     answer = endpoint.set_bounds(least, most, model)

@@ -206,6 +206,7 @@ def memory_table(replicas: Sequence[ReplicaDocument], seats: Mapping[str, SeatDo
         else:
             sizes = (pool.used_blocks, pool.blocks, pool.ordered_blocks, pool.least_blocks, pool.declared_blocks)
             state = pool.state if pool.cause is None else f"{pool.state}: {pool.cause}"
+            state += "" if pool.pair is None else f", {pool.pair}"
             cells = [state, *(f"{size:,}" for size in (*sizes, pool.mib))]
         table.add_row(Text(replica.id), *model, by, *map(Text, cells))
     return table

@@ -177,6 +177,14 @@ class ApiClient:
         verb = "sleep" if asleep else "wake"
         return await self._call("POST", f"/mell/{kind}/{quote(name, safe='')}/{verb}", _object)
 
+    async def pair(self, lower: str, upper: str) -> dict[str, Any]:
+        """`POST /mell/pairs`: the answer."""
+        return await self._call("POST", "/mell/pairs", _object, {"lower": lower, "upper": upper})
+
+    async def unpair(self, replica: str) -> dict[str, Any]:
+        """`DELETE /mell/pairs/{replica}`: the answer."""
+        return await self._call("DELETE", f"/mell/pairs/{quote(replica, safe='')}", _object)
+
     async def mode(self) -> dict[str, str]:
         """The scheduler's mode and the configured one: the document at `/mell/mode`."""
         return await self._call(

@@ -48,6 +48,8 @@ class MemoryDocument:
     used_blocks: int
     mib: int
     cause: str | None = None
+    pair: str | None = None
+    """The state of its half of a pair, and its buddy; None if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +411,12 @@ def _memory(item: Mapping[str, Any]) -> MemoryDocument:
         used_blocks=int(item["used_blocks"]),
         mib=sum(int(item[part]) for part in ("parameters_mib", "kv_mib", "rest_mib")),
         cause=item.get("cause"),
+        pair=_pair(item.get("pair")),
     )
+
+
+def _pair(item: Mapping[str, Any] | None) -> str | None:
+    return None if item is None or item["state"] == "over" else f"{item['state']} with {item['buddy']}"
 
 
 def _request(item: Mapping[str, Any]) -> RequestDocument:

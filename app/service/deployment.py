@@ -314,6 +314,14 @@ class IngressBackend:
         pool = self.guarded.named(model).pool
         return await self._order(lambda scheduler: scheduler.set_asleep(pool, None, asleep))
 
+    async def pair(self, lower: str, upper: str) -> MoveAnswer:
+        """See `Backend.pair`."""
+        return await self._find(lambda scheduler, pool: scheduler.pair(pool, lower, upper))
+
+    async def unpair(self, replica: str) -> MoveAnswer:
+        """See `Backend.unpair`."""
+        return await self._find(lambda scheduler, pool: scheduler.unpair(pool, replica))
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `Backend.set_mode`."""
         return await self._order(lambda scheduler: scheduler.set_mode(mode))

@@ -131,6 +131,18 @@ class MoveRejected:
 MoveAnswer = MoveAccepted | MoveRejected
 
 
+@dataclass(frozen=True, slots=True)
+class PairOrder:
+    """The scheduler's order to the lower half of a pair: to form it with `upper`. No two pairs have an `epoch`.
+
+    Requests that are in the way of the exchange have `shrink_s` seconds to move away.
+    """
+
+    epoch: int
+    upper: ReplicaId
+    shrink_s: float
+
+
 class PinRefusal(StrEnum):
     """The reason why nothing was pinned."""
 

@@ -11,6 +11,7 @@ from deployments.api.calls import (
     HandOverCounts,
     MoveAnswer,
     OrderedHandOver,
+    PairOrder,
     PinAnswer,
     PlaceAnswer,
     PlaceCall,
@@ -22,6 +23,7 @@ from deployments.api.report import ReplicaReport
 from deployments.channels.wire import Batch, ChannelOffer, Failure, methods_of
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
+from migration.memory.pair_run import PairProposal
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
@@ -137,6 +139,17 @@ class ControlApi(Protocol):
         """
         ...
 
+    async def pair(self, order: PairOrder, fence: int) -> None:
+        """Begin to form a pair, as its lower half. The order may come again.
+
+        Raises Refused: it cannot be in a pair, or is in another one.
+        """
+        ...
+
+    async def unpair(self, fence: int) -> None:
+        """Undo the replica's pair. Raises Refused if there is none."""
+        ...
+
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         """The contexts of ended requests that the replica's cache has a block of, the hottest first."""
         ...
@@ -191,7 +204,19 @@ class CopyApi(Protocol):
         ...
 
 
-class PeerApi(Peer, CopyApi, Protocol):
+class PairApi(Protocol):
+    """An engine replica as the buddy of another one, see `migration.memory.pair_tables`."""
+
+    async def propose_pair(self, proposal: PairProposal) -> str:
+        """Begin a pair as its upper half; the address of the worker. Raises Refused."""
+        ...
+
+    async def pair_state(self, epoch: int) -> str | None:
+        """The state of its half of the pair of this epoch; None if it is in no such pair."""
+        ...
+
+
+class PeerApi(Peer, CopyApi, PairApi, Protocol):
     """An engine replica, for the replica at the other end of a channel."""
 
 
@@ -326,6 +351,14 @@ class OperatorApi(Protocol):
 
     async def set_asleep(self, pool: PoolId, replica: str | None, asleep: bool) -> MoveAnswer:
         """Have a replica fall asleep, or wake. Without one: all of the pool fall asleep, or one that sleeps wakes."""
+        ...
+
+    async def pair(self, pool: PoolId, lower: str, upper: str) -> MoveAnswer:
+        """Form a pair of two replicas."""
+        ...
+
+    async def unpair(self, pool: PoolId, replica: str) -> MoveAnswer:
+        """Undo the pair of a replica."""
         ...
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:

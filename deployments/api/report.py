@@ -4,12 +4,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.cache.occupancy import CacheReport
+from migration.memory.pair_tables import HalfState
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import Report
 from policies.memory.ledger import MemoryReport
 from policies.memory.plan import ModelMemory
-from policies.model import Blocks, ReplicaLoad, Role
+from policies.model import Blocks, ReplicaId, ReplicaLoad, Role
 from policies.prefix.names import Naming
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """A replica's half of a pair with `buddy`. `state` is that of `migration.memory.pair_tables`.
+
+    It keeps `layers` [first, last). `remote` of its layers run at the buddy now, and `guest_layers` of the buddy's run
+    here. `hops` of its steps have waited `hop_seconds` seconds for the buddy, and `served` hops of the buddy ran here.
+    `cause` is the reason why the pair ends, or ended.
+    """
+
+    epoch: int
+    buddy: ReplicaId
+    state: str
+    layers: tuple[int, int]
+    remote: int
+    guest_layers: int = 0
+    hops: int = 0
+    hop_seconds: float = 0.0
+    served: int = 0
+    cause: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The member `pair` of a replica's `memory` in `/mell/state`."""
+        return {
+            "epoch": self.epoch,
+            "buddy": self.buddy,
+            "state": self.state,
+            "layers": list(self.layers),
+            "remote_layers": self.remote,
+            "guest_layers": self.guest_layers,
+            "hops": self.hops,
+            "hop_ms": None if not self.hops else 1e3 * self.hop_seconds / self.hops,
+            "served": self.served,
+            "cause": self.cause,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +55,7 @@ class ElasticMemory:
 
     `declared` blocks are the most that it can have, and `start` those of its start. `state` is that of
     `migration.memory.tables`; `cause` is the reason why the replica does not have the plan that it was ordered to,
-    `sleepless` the reason why it cannot fall asleep.
+    `sleepless` the reason why it cannot fall asleep, and `unpairable` why it cannot be in a `pair`.
     """
 
     report: MemoryReport
@@ -30,6 +67,13 @@ class ElasticMemory:
     state: str
     cause: str | None = None
     sleepless: str | None = None
+    unpairable: str | None = None
+    pair: PairReport | None = None
+
+    @property
+    def is_paired(self) -> bool:
+        """True if it is in a pair, or on its way there or back."""
+        return self.pair is not None and self.pair.state != HalfState.OVER
 
     @property
     def parts(self) -> dict[str, int]:
@@ -37,7 +81,8 @@ class ElasticMemory:
         model, held = self.model, self.report.held.blocks
         if held is None:
             return {"parameters": 0, "kv": 0, "rest": model.asleep}
-        return {"parameters": model.parameters, "kv": held * model.block, "rest": model.fixed}
+        parameters = model.parameters - self.report.held.remote * model.layer
+        return {"parameters": parameters, "kv": held * model.block, "rest": model.fixed}
 
     def to_json(self, node: str) -> dict[str, Any]:
         """The member `memory` of a replica in `/mell/state`."""
@@ -54,6 +99,7 @@ class ElasticMemory:
             **{f"{kind}_mib": size >> 20 for kind, size in self.parts.items()},
             "by_hand": self.report.by_hand,
             "cause": self.cause,
+            "pair": None if self.pair is None else self.pair.to_json(),
         }
 
 

@@ -15,6 +15,7 @@ from deployments.api.calls import (
     HandOverCounts,
     MoveAnswer,
     OrderedHandOver,
+    PairOrder,
     PinAnswer,
     PlaceCall,
     SeatAnswer,
@@ -187,6 +188,14 @@ class EngineStub:
     async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
         """See `ControlApi.set_memory`."""
         return await self._control.call(ControlApi.set_memory, order, shrink_s, fence)
+
+    async def pair(self, order: PairOrder, fence: int) -> None:
+        """See `ControlApi.pair`."""
+        await self._control.call(ControlApi.pair, order, fence)
+
+    async def unpair(self, fence: int) -> None:
+        """See `ControlApi.unpair`."""
+        await self._control.call(ControlApi.unpair, fence)
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         """See `ControlApi.cached_contexts`."""
@@ -385,6 +394,14 @@ class SchedulerStub:
     async def set_asleep(self, pool: PoolId, replica: str | None, asleep: bool) -> MoveAnswer:
         """See `OperatorApi.set_asleep`."""
         return await self._call(SchedulerApi.set_asleep, pool, replica, asleep)
+
+    async def pair(self, pool: PoolId, lower: str, upper: str) -> MoveAnswer:
+        """See `OperatorApi.pair`."""
+        return await self._call(SchedulerApi.pair, pool, lower, upper)
+
+    async def unpair(self, pool: PoolId, replica: str) -> MoveAnswer:
+        """See `OperatorApi.unpair`."""
+        return await self._call(SchedulerApi.unpair, pool, replica)
 
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`."""

@@ -21,6 +21,7 @@ from migration.kv.pool import DECLARED
 OWNED = (
     "kv_events_config",
     "kv_transfer_config",
+    "worker_cls",
     "worker_extension_cls",
     "distributed_executor_backend",
     "model",
@@ -51,6 +52,7 @@ def engine_args(
         distributed_executor_backend=executor if declared is None else "migration.kv.executor.ElasticExecutor",
         worker_extension_cls="migration.kv.worker.MellWorker",
         kv_transfer_config=_connector(dram_gib, declared),
+        **({} if declared is None else {"worker_cls": "migration.kv.pair.worker.PairWorker"}),
         # Every request brings its media along, whatever other requests this engine has had.
         **{**_with_objects(engine_kwargs), "mm_processor_cache_gb": 0.0},
     )

@@ -26,6 +26,7 @@ from deployments.engine.port import (
 )
 from deployments.engine.tokens import TokenSlots, token_layouts
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, PoolContents
+from migration.memory.pair_run import EngineHalf
 from migration.memory.run import EngineEnded, Fitted
 from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
@@ -169,6 +170,7 @@ class PacedEngine:
         self.mirror = Mirror()
         self.mirror.take(0, (PoolContents(b""),))
         self.memory: PacedMemory | None = None
+        self.half: EngineHalf | None = None
         self.profiling = False
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()

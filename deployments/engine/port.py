@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from deployments.cache.mirror import Mirror
+from migration.memory.pair_run import EngineHalf
 from migration.memory.run import EngineMemory
 from migration.protocol.core_messages import Adapter
 from migration.protocol.messages import Tail
@@ -105,6 +106,11 @@ class Engine(BlockStore, PrefixHolds, Protocol):
     @property
     def memory(self) -> EngineMemory | None:
         """The engine's elastic KV pool; None if the pool keeps its size."""
+        ...
+
+    @property
+    def half(self) -> EngineHalf | None:
+        """The engine's side of pairs; None if its pool keeps its size."""
         ...
 
     @property

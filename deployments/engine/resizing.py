@@ -99,7 +99,7 @@ class VllmMemory:
 
     async def release(self, blocks: Blocks) -> str | None:
         """See `EngineMemory.release`."""
-        failed = _first(await self._all("mell_release", blocks + 1))
+        failed = _first(await self.call_workers("mell_release", blocks + 1))
         return f"the memory of KV blocks was not given back: {failed}" if failed else None
 
     async def grow(self, blocks: Blocks) -> None:
@@ -109,20 +109,20 @@ class VllmMemory:
     async def drop(self) -> str | None:
         """See `EngineMemory.drop`."""
         try:
-            await self._unless_ended(self._steps.pause())
+            await self.unless_ended(self._steps.pause())
             # Also once it is empty: pages may be there of an earlier size.
             while (await self._call("mell_fit", Blocks(0), 0)).size:
                 pass
         except TransferFailed as error:
             return str(error)
-        failed = await self.release(Blocks(0)) or _first(await self._all("mell_drop"))
+        failed = await self.release(Blocks(0)) or _first(await self.call_workers("mell_drop"))
         self.model = replace(self.model, asleep=resident(self._processes))
         return failed
 
     async def load(self, blocks: Blocks) -> str | None:
         """See `EngineMemory.load`. Of several workers, all have parameters again or none."""
-        if failed := _first(await self._all("mell_load")):
-            await self._all("mell_drop")
+        if failed := _first(await self.call_workers("mell_load")):
+            await self.call_workers("mell_drop")
             return failed
         while (await self._call("mell_fit", blocks, 0)).size > blocks:
             pass
@@ -134,20 +134,21 @@ class VllmMemory:
 
     async def _call(self, method: str, *args: int) -> Fitted:
         """The pool's answer to a call, after which it has another size."""
-        (answer,) = await self._all(method, *args)
+        (answer,) = await self.call_workers(method, *args)
         fitted = Fitted(*map(Blocks, answer))
         self._size = fitted.size
         self._steps.resized(fitted.size)
         return fitted
 
-    async def _all(self, method: str, *args: int) -> Sequence[Any]:
+    async def call_workers(self, method: str, *args: Any) -> Sequence[Any]:
+        """The answers of all workers to a call between two steps. Raises EngineEnded."""
         try:
-            return await self._unless_ended(self._core.collective_rpc_async(method, args=args))
+            return await self.unless_ended(self._core.collective_rpc_async(method, args=args))
         except EngineDeadError as error:
             raise EngineEnded(str(error)) from error
 
-    async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, unless the core ends before: vLLM's client leaves calls unanswered then."""
+    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. Raises EngineEnded once the core ends: vLLM's client leaves calls unanswered then."""
         call, end = asyncio.create_task(work), asyncio.create_task(self._steps.end())
         try:
             await asyncio.wait((call, end), return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from deployments.engine.adapters import LoadedAdapters
 from deployments.engine.arguments import engine_config, is_pooling
 from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics
 from deployments.engine.naming import BlockNamer
+from deployments.engine.pairing import VllmHalf
 from deployments.engine.pooling import measure_capacity
 from deployments.engine.port import (
     EngineDead,
@@ -52,7 +53,7 @@ from migration.protocol.ports import OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from policies.causes import Cause
-from policies.model import Blocks, Tokens
+from policies.model import Blocks, Bytes, Tokens
 from policies.prefix.names import Naming
 from policies.prefix.tree import HeldPrefix
 
@@ -109,6 +110,7 @@ class VllmEngine:
         self.max_context = Tokens(config.model_config.max_model_len)
         self.processes = _processes(workers)
         self.fingerprint = fingerprint
+        self.half: VllmHalf | None = None
         self._reading = asyncio.create_task(self._runs.read())
         self._unsupported: str | None = workers[0]["unsupported"]
         self._mirror = Mirror(_why_unmirrored(config, workers))
@@ -169,6 +171,8 @@ class VllmEngine:
             fingerprint = await asyncio.to_thread(_fingerprint, config, workers)
             started = cls(core, workers, copiers, tasks, events, audit_s, fingerprint)
             failed.callback(started.shutdown)
+            if started.memory is not None:
+                started.half = await started._describe_half(started.memory)
             await started._prepare()
             failed.pop_all()
         return started
@@ -190,6 +194,18 @@ class VllmEngine:
             processes=processes,
             sleepless=workers[0]["kept_parameters"],
         )
+
+    async def _describe_half(self, memory: VllmMemory) -> VllmHalf:
+        """The engine's side of pairs; its memory by layers."""
+        layers, *_ = await self._core.collective_rpc_async("mell_pair_describe")
+        memory.model = replace(memory.model, layers=layers["layers"], layer=Bytes(layers["parameters"]))
+
+        def forgotten() -> None:
+            if self._feed is not None:
+                # vLLM publishes the reset with the next step.
+                self._feed.resync()
+
+        return VllmHalf(self._core, memory, layers["layers"], layers["unable"], forgotten)
 
     async def pause(self) -> None:
         """See `Steps.pause`. The mirror has no block either."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util import get_node_ip_address
 
-from deployments.api.calls import PinAnswer, Submission
+from deployments.api.calls import PairOrder, PinAnswer, Submission
 from deployments.api.protocols import CONTROL_METHODS, PEER_METHODS, ChannelApi, EngineApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import engines, scheduler_client
@@ -34,6 +34,7 @@ from deployments.replica.imports import import_vllm
 from deployments.replica.ingress_channels import IngressChannel, offered, submit_all
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.pairing import PairKeeper
 from deployments.replica.peers import ChannelPeer, PeerCalls, PeerConnections
 from deployments.replica.prefix_cache.contexts import BYTES_PER_TOKEN, PastContexts
 from deployments.replica.prefix_cache.copies import Copies
@@ -104,7 +105,6 @@ class EngineReplica:
         self._utilities = EngineUtilities(self._engine, self._id)
         self._outboxes = Outboxes(time.monotonic)
         self._listener = await ChannelListener.start(get_node_ip_address())
-        by_priority = engine.kwargs.get("scheduling_policy") == "priority"
         remembers = (engine.evacuates or engine.recompute_s > 0) and self._engine.mirror.off is None
         contexts = PastContexts(self._context_bytes if remembers else lambda: 0, time.monotonic)
         self._recomputation = Recomputation(self._engine, contexts, self._lacks, random.Random())
@@ -113,7 +113,7 @@ class EngineReplica:
             self._outboxes,
             time.monotonic,
             self._free_tokens,
-            by_priority=by_priority,
+            by_priority=engine.kwargs.get("scheduling_policy") == "priority",
             contexts=contexts,
         )
         at = await start_pool(self._engine.memory, seating)
@@ -134,13 +134,14 @@ class EngineReplica:
         self._returns = Returns(self._id, self._copies.copy, self._returns_wait, time.monotonic)
         self._host.on_context = self._returns.add
         self._evacuator = Evacuator(self._engine, contexts, self._copies.copy, time.monotonic)
+        self._last_copies, self._kv_pool = self._make_last_copies(), self._make_pool(at)
+        self._pairs = self._make_pairs()
         self._peer_calls = PeerCalls(
-            self._id, self._moves, self._copies, self._lacks, self._engine, migration.limits.adopt_s
+            self._id, self._moves, self._copies, self._lacks, self._engine, migration.limits.adopt_s, self._pairs
         )
         self._peers = PeerConnections(self._id, self._links.open, self._forget)
         self._membership = ServeMembership(self._pool, own_app(), f"engine-{self._id}", self._peers_changed)
         self._saves_cache = engine.evacuates and remembers
-        self._last_copies, self._kv_pool = self._make_last_copies(), self._make_pool(at)
         checks = (self._watch_preemptions, self._watch_tokens, self._watch_ingresses, self._watch_stop)
         loops = [repeat(check, _WATCH_PERIOD_S) for check in checks]
         loops += [repeat(self._recompute, engine.recompute_s)] if engine.recompute_s else []
@@ -183,6 +184,20 @@ class EngineReplica:
             self._give_up,
         )
         return KvPool(self._id, self._engine.memory, requests, at)
+
+    def _make_pairs(self) -> PairKeeper:
+        def give_up(reason: str) -> None:
+            self._ending = asyncio.create_task(self._give_up(reason))
+
+        return PairKeeper(
+            self._id,
+            self._engine.fingerprint.model,
+            self._engine.half,
+            self._kv_pool,
+            self._peer,
+            lambda: self._host.closed,
+            give_up,
+        )
 
     async def _evacuate(self, within_s: float) -> None:
         """Have the scheduler order the copies of the cache."""
@@ -257,6 +272,7 @@ class EngineReplica:
         for task in self._tasks:
             task.cancel()
         self._last_copies.close()
+        self._pairs.close()
         self._kv_pool.close()
         self._returns.close()
         self._membership.stop()
@@ -354,7 +370,7 @@ class EngineReplica:
             slots_in_use=self._slots.in_use,
             cache=self._cache(),
             naming=self._engine.naming,
-            memory=self._kv_pool.report(fence),
+            memory=self._kv_pool.report(fence, self._pairs.unable, self._pairs.report()),
         )
         mirror = self._engine.mirror
         return self._reporter.report(
@@ -370,18 +386,32 @@ class EngineReplica:
         """See `ControlApi.drain`."""
         self._check_fence(fence)
         self._moves.stop()
+        self._pairs.undo("the replica drains")
 
     async def close(self, fence: int) -> None:
         """See `ControlApi.close`."""
         self._check_fence(fence)
         if any(self._host.loads()) or self._pending:
             raise Refused("the replica is not empty", Cause.NOT_EMPTY)
+        if self._pairs.undo("the replica closes"):
+            raise Refused("the replica is in a pair, which is being undone", Cause.NOT_EMPTY)
         self._moves.stop()
 
     async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
         """See `ControlApi.set_memory`."""
         self._check_fence(fence)
         return self._kv_pool.obey(order, shrink_s)
+
+    async def pair(self, order: PairOrder, fence: int) -> None:
+        """See `ControlApi.pair`."""
+        self._check_fence(fence)
+        await self._pairs.form(order)
+
+    async def unpair(self, fence: int) -> None:
+        """See `ControlApi.unpair`."""
+        self._check_fence(fence)
+        if not self._pairs.undo("an operator has undone it"):
+            raise Refused(f"replica {self._id} is in no pair", Cause.UNEXPECTED)
 
     @property
     def _pending(self) -> int:
@@ -515,7 +545,10 @@ class EngineReplica:
         """Follow a stop by Serve: end what comes here, save the cache, and then let Serve go on."""
         if is_stopping():
             self._moves.stop()
-            if self._last_copies.over(empty=not any(self._host.loads()) and not self._pending):
+            self._pairs.undo("the replica stops")
+            empty = not any(self._host.loads()) and not self._pending
+            # The buddy's requests go on: the pair ends before the engine does.
+            if self._last_copies.over(empty=empty) and self._pairs.is_over:
                 # Serve waits for open streams, and the ingresses' streams of events never end by themselves.
                 self._outboxes.close()
 

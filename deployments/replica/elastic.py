@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from deployments.api.calls import MeasuredEngine
-from deployments.api.report import ElasticMemory
+from deployments.api.report import ElasticMemory, PairReport
 from deployments.metrics.exposition import Family, expose
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
@@ -109,6 +109,11 @@ class KvPool:
         self._memory = memory
         self._resizer = None if memory is None else Resizer(id, memory, time.monotonic, requests, at)
 
+    @property
+    def resizer(self) -> Resizer | None:
+        """Follows the orders; None if the pool keeps its size."""
+        return self._resizer
+
     def state(self, is_empty: bool) -> ReplicaState:
         """The state of a replica with or without requests whose engine lives, and that does not stop.
 
@@ -127,7 +132,7 @@ class KvPool:
             raise Refused(f"the replica cannot sleep: {self._memory.sleepless}", Cause.UNEXPECTED)
         return self._resizer.obey(order, shrink_s)
 
-    def report(self, fence: int) -> ElasticMemory | None:
+    def report(self, fence: int, unpairable: str | None = None, pair: PairReport | None = None) -> ElasticMemory | None:
         """The report to a scheduler with this fence; None if the pool keeps its size."""
         memory, resizer = self._memory, self._resizer
         if memory is None or resizer is None:
@@ -142,6 +147,8 @@ class KvPool:
             resizer.state,
             resizer.cause,
             memory.sleepless,
+            unpairable,
+            pair,
         )
 
     def metrics(self, fence: int, pool: PoolId) -> tuple[Family, ...]:

@@ -14,8 +14,10 @@ from deployments.channels.links import CallLinks
 from deployments.engine.port import Engine
 from deployments.replica.ingress_channels import Lacks, require_adapter
 from deployments.replica.moves import Moves
+from deployments.replica.pairing import PairKeeper
 from deployments.replica.prefix_cache.copies import Copies
 from migration.concurrency import Tasks
+from migration.memory.pair_run import PairProposal
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import CopyRecord
@@ -70,12 +72,27 @@ class ChannelPeer:
         """See `CopyApi.copy_prefix`."""
         return await self._link.call(PeerApi.copy_prefix, order, to)
 
+    async def propose_pair(self, proposal: PairProposal) -> str:
+        """See `PairApi.propose_pair`."""
+        return await self._link.call(PeerApi.propose_pair, proposal)
+
+    async def pair_state(self, epoch: int) -> str | None:
+        """See `PairApi.pair_state`."""
+        return await self._link.call(PeerApi.pair_state, epoch)
+
 
 class PeerCalls:
     """Implements `PeerApi`: takes the calls of other replicas."""
 
     def __init__(
-        self, own: ReplicaId, moves: Moves, copies: Copies, lacks: Lacks, engine: Engine, adopt_s: float
+        self,
+        own: ReplicaId,
+        moves: Moves,
+        copies: Copies,
+        lacks: Lacks,
+        engine: Engine,
+        adopt_s: float,
+        pairs: PairKeeper,
     ) -> None:
         """A grammar that the engine has not compiled within `adopt_s` seconds is not continued here."""
         self.id = own
@@ -84,12 +101,21 @@ class PeerCalls:
         self._lacks = lacks
         self._engine = engine
         self._adopt_s = adopt_s
+        self._pairs = pairs
         self._entering: set[str] = set()
         """The migrations that wait for an adapter or a grammar, and are not cancelled."""
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
         return await self._copies.copy(order, to)
+
+    async def propose_pair(self, proposal: PairProposal) -> str:
+        """See `PairApi.propose_pair`."""
+        return await self._pairs.accept(proposal)
+
+    async def pair_state(self, epoch: int) -> str | None:
+        """See `PairApi.pair_state`."""
+        return self._pairs.state(epoch)
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""

@@ -235,6 +235,14 @@ class LiveScheduler:
         """See `OperatorApi.set_asleep`."""
         return await self._pools[pool].set_asleep(replica, asleep)
 
+    async def pair(self, pool: PoolId, lower: str, upper: str) -> MoveAnswer:
+        """See `OperatorApi.pair`."""
+        return await self._pools[pool].pair(lower, upper)
+
+    async def unpair(self, pool: PoolId, replica: str) -> MoveAnswer:
+        """See `OperatorApi.unpair`."""
+        return await self._pools[pool].unpair(replica)
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """See `OperatorApi.set_mode`. Moves that have been ordered before go on to their ends."""
         if mode is Mode.ACT and not all(self._config.of(pool).scales for pool in self._pools):

@@ -38,7 +38,7 @@ from migration.protocol.ports import Clock
 from policies.decision.devices import Division, SeatSize
 from policies.decision.observation import Device, DeviceSeat
 from policies.memory.ladder import DeviceState, SeatState
-from policies.memory.ledger import DeviceLedger, MemoryOrder, OrderNumber, Seat
+from policies.memory.ledger import DeviceLedger, MemoryOrder, MemoryReport, OrderNumber, Seat
 from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory, mib_of
 from policies.model import Blocks, Bytes, PoolId, ReplicaId
 
@@ -365,12 +365,13 @@ class NodeMemory:
         return Device(node, Bytes(room), tuple(seats))
 
     def _is_divided(self, seat: Seat) -> bool:
-        """True if divisions size the replica: it reports, is awake, and has no size by hand."""
+        """True if divisions size the replica: it reports, is awake, in no pair, and has no size by hand."""
         reported, pool = seat.reported, self._pool_of.get(seat.replica)
         if seat.model.is_claimed or reported is None or pool is None or reported.by_hand:
             return False
         awake = reported.ordered.is_awake and reported.held.is_awake
-        return awake and seat.replica in self._reported.get(pool, {})
+        found = self._reported.get(pool, {}).get(seat.replica)
+        return awake and found is not None and not found.memory.is_paired
 
     def follow(self, division: Division) -> None:
         """Take a division: orders follow while the mode is `act`, shrinks first.
@@ -413,13 +414,14 @@ class NodeMemory:
         finally:
             self._ordering[order.replica] -= 1
 
-    async def _send(self, node: str, order: MemoryOrder, pool: PoolId) -> None:
-        """Send an order, and take the answer. Raises MigrationError; the order may have arrived, and counts."""
+    async def _send(self, node: str, order: MemoryOrder, pool: PoolId) -> MemoryReport:
+        """Send an order, and take its answer. Raises MigrationError; the order may have arrived, and counts."""
         replica = self._pools[pool].replicas.at(order.replica)
         report = await replica.set_memory(order, self._settings.shrink_s, self._fence)
         ledger = self._ledgers.get(node)
         if ledger is not None and any(seat.replica == order.replica for seat in ledger.seats):
             self._ledgers[node] = ledger.take(report)
+        return report
 
     # --- for operators --------------------------------------------------------------------------------
 
@@ -445,9 +447,9 @@ class NodeMemory:
             return MoveRejected(503, f"{_UNKNOWN}; try again")
         ledger = self._ledgers[found.node]
         seat, kept = ledger.seat(replica), self._reserved(ledger, found.node)
-        ordered = ledger.order(replica, MemoryPlan(wanted), by_hand=blocks is not None)
-        grows = memory.model.need(MemoryPlan(wanted)) - seat.bound
-        if ordered is None or 0 < grows > ledger.room - kept:
+        plan = MemoryPlan(wanted, memory.report.ordered.remote)
+        ordered = ledger.order(replica, plan, by_hand=blocks is not None)
+        if ordered is None or 0 < memory.model.need(plan) - seat.bound > ledger.room - kept:
             return MoveRejected(422, _over_budget(ledger.room, kept, seat, wanted))
         self._ledgers[found.node], order = ordered
         return await self._send_by_hand(found.node, order)
@@ -457,7 +459,7 @@ class NodeMemory:
         replica = order.replica
         self._ordering[replica] += 1
         try:
-            await self._send(node, order, self._pool_of[replica])
+            report = await self._send(node, order, self._pool_of[replica])
         except PeerLost as error:
             # The order may have arrived: the ledger counts it until a newer one to the replica is answered.
             return MoveRejected(503, str(error))
@@ -465,7 +467,10 @@ class NodeMemory:
             return MoveRejected(422, str(error))
         finally:
             self._ordering[replica] -= 1
-        return MoveAccepted(order.replica)
+        if report.at == order.at and report.ordered != order.plan:
+            reason = f"replica {replica} is in a pair, or changes its layers: undo it (mell unpair), or try again"
+            return MoveRejected(HTTPStatus.CONFLICT, reason)
+        return MoveAccepted(replica)
 
     # --- sleep ----------------------------------------------------------------------------------------
 
@@ -638,8 +643,9 @@ def _out_of_bounds(memory: ElasticMemory, wanted: Blocks) -> str | None:
 
 def _over_budget(room: int, kept: int, seat: Seat, wanted: Blocks) -> str:
     """The reason why the replica cannot have the wanted blocks now: of `room` bytes, `kept` are for others."""
-    left = max(0, room - kept)
-    most = max(seat.model.floor, min(seat.declared.blocks or 0, seat.model.blocks_in(left + seat.bound)))
+    remote = 0 if seat.reported is None else seat.reported.ordered.remote
+    most = min(seat.declared.blocks or 0, seat.model.blocks_in(max(0, room - kept) + seat.bound, remote))
     starts = f", {mib_of(kept)} MiB are kept for replicas that start" if kept else ""
     free = f"{mib_of(max(0, room))} MiB are free{starts}"
-    return f"{wanted} blocks exceed memory.budget_mib: {free}, so the replica can have {most} blocks"
+    least = max(seat.model.floor, most)
+    return f"{wanted} blocks exceed memory.budget_mib: {free}, so the replica can have {least} blocks"

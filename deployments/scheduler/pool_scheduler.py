@@ -1,6 +1,6 @@
 """One pool under the scheduler: its reports, moves and replicas, and the answers to calls about them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any
@@ -17,6 +17,7 @@ from deployments.scheduler.evacuating import Evacuations
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing
 from deployments.scheduler.node_memory import NodeMemory, ReportedMemory
+from deployments.scheduler.pairs import PairOrders
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
@@ -132,6 +133,13 @@ class PoolScheduler:
         self._reporters = reporters
         if devices.is_elastic:
             ports.scaler.sleeping = PoolSleepers(self.id, devices, lambda: self._roster.statuses, config.memory.asleep)
+        self._pairs = PairOrders(
+            config.memory,
+            fence,
+            ports.replicas,
+            self._reported_memory,
+            lambda: {replica: status.state for replica, status in self._roster.statuses.items()},
+        )
         self.live = LivePool(
             self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
         )
@@ -445,6 +453,25 @@ class PoolScheduler:
         self._epochs().hurry()
         refused = next((answer for answer in answers if isinstance(answer, MoveRejected)), None)
         return refused or MoveAccepted(replica or self.id)
+
+    async def pair(self, lower: str, upper: str) -> MoveAnswer:
+        """See `OperatorApi.pair`."""
+        return await self._order_pair((lower, upper), lambda: self._pairs.pair(ReplicaId(lower), ReplicaId(upper)))
+
+    async def unpair(self, replica: str) -> MoveAnswer:
+        """See `OperatorApi.unpair`."""
+        return await self._order_pair((replica,), lambda: self._pairs.unpair(ReplicaId(replica)))
+
+    async def _order_pair(
+        self, replicas: Sequence[str], order: Callable[[], Coroutine[Any, Any, MoveAnswer]]
+    ) -> MoveAnswer:
+        """Give an order about replicas that run."""
+        await self._gatherer.gather_within(_OPERATOR_WAIT_S)
+        if missing := [replica for replica in replicas if replica not in self._roster.statuses]:
+            return MoveRejected(404, f"no replica {missing[0]!r} is running", self._running_replicas())
+        answer = await order()
+        self._epochs().hurry()
+        return answer
 
     async def set_level(self, service_class: str, ttft_p99_s: float | None, itl_p99_s: float | None) -> MoveAnswer:
         """See `OperatorApi.set_level`."""

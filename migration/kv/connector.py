@@ -77,7 +77,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -263,6 +263,18 @@ def why_without_manager() -> str | None:
     return "this version of vLLM gives its connector no manager of the KV cache"
 
 
+class RemoteRows(Protocol):
+    """The KV of layers that another worker runs for this one, see `pair`."""
+
+    def move_rows(self, moved: Sequence[tuple[int, int]]) -> None:
+        """Blocks have changed their ids, (from, to)."""
+        ...
+
+    def lose_rows(self, first: int) -> None:
+        """The memory of all blocks from `first` on is given back."""
+        ...
+
+
 class MellConnector(KVConnectorBase_V1, SupportsHMA):
     """Both halves of the connector; vLLM creates one instance per role."""
 
@@ -311,6 +323,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """Keys of requests to be halted. The copier adds them, the end of a step takes them."""
         self._failed_blocks: set[int] = set()
         self.copier: Copier | None = None
+        self._remote_rows: RemoteRows | None = None
 
     @property
     def host_blocks(self) -> int:
@@ -627,6 +640,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.layout is not None, "a pool is elastic only if its blocks can be moved"
         with self.tables.copying, self.loads.copying:
             self.layout.move(moved)
+            if self._remote_rows is not None:
+                self._remote_rows.move_rows(moved)
             ids = np.arange(self.num_blocks, dtype=np.int32)
             before, after = np.array(moved, dtype=np.int32).T
             ids[before] = after
@@ -645,6 +660,18 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         with self.tables.copying, self.loads.copying:
             self.tables.lose(range(first, self.num_blocks))
             self.layout.give_back(first)
+            if self._remote_rows is not None:
+                self._remote_rows.lose_rows(first)
+
+    def split_rows(self, remote: RemoteRows | None) -> None:
+        """From now on some layers' rows are `remote`, and no copy to or from another replica is made; None: no more.
+
+        A copy under way, at most one part of a slot, ends first.
+        """
+        assert self.layout is not None, "layers are remote only if their blocks can be moved"
+        with self.tables.copying, self.loads.copying:
+            self._remote_rows = remote
+            self.layout.elsewhere = None if remote is None else "the KV blocks of a paired replica are in two places"
 
     def _step(self) -> StepMetadata:
         meta = self._get_connector_metadata()

@@ -7,6 +7,8 @@ computed, but whose output the core has not taken yet, may name blocks that coul
 
     mell_fit(size, spare)   shrink the pool by some blocks; (size now, blocks over, blocks moved), see `ElasticPool.fit`
     mell_grow(size)         hand out more; (size now, 0, 0)
+
+`mell_pair_copy(layer, back)` goes on to the worker (`pair`) with the ids of all blocks that have KV.
 """
 
 import logging
@@ -49,6 +51,8 @@ class ElasticExecutor(MultiprocExecutor):
             return [self._fit(*args)]
         if method == "mell_grow":
             return [(elastic_pool().grow(*args), 0, 0)]
+        if method == "mell_pair_copy":
+            args = (*args, elastic_pool().filled())
         found = super().collective_rpc(method, timeout, args, *more, **kwargs)
         if isinstance(found, Future):
             self._steps.add(found)

@@ -50,6 +50,9 @@ class CacheLayout:
         self._on_gpu = self._device.type == "cuda" if for_gpu is None else for_gpu
         self._stacks = self._stacked([layer.blocks for layer in layers], self._word)
         self.block_bytes: int = sum(layer.blocks[0].numel() * layer.blocks.element_size() for layer in layers)
+        self.elsewhere: str | None = None
+        """The reason why blocks are not whole here, and cannot be copied from or to other replicas; None if they are.
+        """
         self._parts: dict[ShardPart, list[Stack]] = {}
         """The cells that parts of shards fill, as far as parts have come."""
 
@@ -87,7 +90,7 @@ class CacheLayout:
         Raises:
             TransferFailed: a block does not exist, or `out` has another size; nothing was copied.
         """
-        index = self._index(blocks)
+        index = self._whole(blocks)
         for stack, staged in self._staged(len(blocks), out):
             if stack.tensor.device == staged.device:
                 torch.index_select(stack.tensor, stack.axis, stack.places(index), out=staged)
@@ -113,7 +116,7 @@ class CacheLayout:
         """Like `scatter`, but on a GPU the copy is only launched, in the calling thread's current stream."""
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
-        index = self._index(blocks)
+        index = self._whole(blocks)
         for stack, staged in self._staged(staged_count, source):
             if len(blocks) < staged_count:
                 layers = staged.unflatten(stack.axis, (-1, staged_count))
@@ -143,7 +146,7 @@ class CacheLayout:
         """Like `scatter`, of a `part` of `staged_count` staged blocks of a worker with other layers or heads."""
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
-        index = self._index(blocks)
+        index = self._whole(blocks)
         staged = self._part_of(source, staged_count, part)[:, skip : skip + len(blocks)]
         try:
             first = 0
@@ -219,6 +222,12 @@ class CacheLayout:
         taken = _flat(source, self._device).to(self._device, copy=True)
         self._settle()
         return taken
+
+    def _whole(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Block ids as a tensor. Raises TransferFailed, too, if the blocks of some layers are elsewhere."""
+        if self.elsewhere is not None:
+            raise TransferFailed(self.elsewhere)
+        return self._index(blocks)
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         """Block ids as a tensor. Checked, since an index out of range inside the worker would end the engine."""

@@ -33,10 +33,15 @@ class UntouchedPages(torch.overrides.TorchFunctionMode):
         kwargs = kwargs or {}
         (size, *_) = args or (None,)
         if func is torch.zeros and isinstance(size, int) and size >= _LARGE and kwargs.get("dtype") is torch.int8:
-            # Private: pages of a shared mapping would outlive what `give_back` does.
-            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            return torch.frombuffer(pages, dtype=torch.int8)
+            return untouched(size)
         return func(*args, **kwargs)
+
+
+def untouched(size: int) -> torch.Tensor:
+    """`size` bytes of zeros as int8, of which no page has been touched; the memory ends with its last tensor."""
+    # Private: pages of a shared mapping would outlive what `give_back` does.
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.int8)
 
 
 def give_back(layers: Sequence[torch.Tensor], first: int) -> None:

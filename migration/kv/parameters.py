@@ -59,18 +59,22 @@ class Parameters:
             return f"vLLM does not load weights of load_format {self._config.load_config.load_format} again"
         return None
 
-    @property
-    def size(self) -> Bytes:
-        """The bytes of all parameters before they are processed: some builds keep nothing but packed copies."""
+    def size_of(self, layers: Iterable[nn.Module]) -> Bytes:
+        """The bytes of layers' parameters before they are processed: some builds keep nothing but packed copies."""
         shared = {(tie.layer, tie.name) for tie in self._ties}
         return Bytes(
             sum(
                 parameter.nbytes
-                for layer in self._model.modules()
+                for layer in layers
                 for name, parameter in get_layerwise_info(layer).restore_metadata[0].items()
                 if (layer, name) not in shared
             )
         )
+
+    @property
+    def size(self) -> Bytes:
+        """The bytes of all parameters, see `size_of`."""
+        return self.size_of(self._model.modules())
 
     def drop(self, layers: Iterable[nn.Module]) -> None:
         """Drop the parameters of these layers. The model must not compute until they are loaded again."""

@@ -133,6 +133,11 @@ class ElasticPool:
             self._pool.num_gpu_blocks = top
         return self.size
 
+    def filled(self) -> list[int]:
+        """The ids of all blocks with KV that may be read: of requests, or in the prefix cache."""
+        blocks = self._pool.blocks[1 : self._pool.num_gpu_blocks]
+        return [block.block_id for block in blocks if block.ref_cnt or block.block_hash is not None]
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless each name is at one id, and free, used and withheld blocks are all blocks."""
         pool, top = self._pool, self._pool.num_gpu_blocks

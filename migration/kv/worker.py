@@ -44,7 +44,7 @@ class MellWorker:
         processes = {"worker_pid": os.getpid(), "starter_pid": starter.pid if starter else None}
         if not has_kv_transfer_group():
             return {**_WITHOUT_CONNECTOR, **processes}
-        connector = _connector()
+        connector = connector_of_worker()
         connector.runner = self.model_runner
         self.mell_parameters = Parameters(self.model_runner.get_model(), self.vllm_config)
         layout = connector.layout
@@ -65,12 +65,12 @@ class MellWorker:
 
     def mell_renumber(self, moved: Sequence[tuple[int, int]]) -> None:
         """See `MellConnector.renumber`; the executor calls it (`executor`)."""
-        _connector().renumber(moved)
+        connector_of_worker().renumber(moved)
 
     def mell_release(self, first: int) -> str | None:
         """See `MellConnector.give_back`; the reason if the machine did not take the memory."""
         try:
-            _connector().give_back(first)
+            connector_of_worker().give_back(first)
         except OSError as error:
             return str(error)
         return None
@@ -105,7 +105,8 @@ _WITHOUT_CONNECTOR: dict[str, Any] = {
 """The description of a worker of a pooling model."""
 
 
-def _connector() -> MellConnector:
+def connector_of_worker() -> MellConnector:
+    """The connector of this process, an engine's worker. Raises TransferFailed without one."""
     connector = get_kv_transfer_group()
     if not isinstance(connector, MellConnector):
         raise TransferFailed("the engine runs without Mell's KV connector")

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from migration.memory.tables import PoolCommand, PoolEvent, PoolState, new_pool, order_event
+from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
+from policies.causes import Cause
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
 from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory
 from policies.model import Blocks, ReplicaId
@@ -164,7 +166,7 @@ class Resizer:
         requests: HostedRequests,
         at: OrderNumber = _NEVER,
     ) -> None:
-        self._memory = memory
+        self.memory = memory
         self._clock = clock
         self._requests = requests
         plan = MemoryPlan(memory.size)
@@ -175,6 +177,8 @@ class Resizer:
         self._shrink_s = 0.0
         self._over = Blocks(0)
         self._failed_loads = 0
+        self._reserved = False
+        self._lent: Blocks | None = None
         self.cause: str | None = None
         """The reason why the replica does not have the plan that it was ordered to; None if it does, or will."""
         self.counts = ResizeCounts()
@@ -192,8 +196,8 @@ class Resizer:
 
     @property
     def ordered(self) -> Blocks:
-        """The ordered number of blocks; 0 asleep."""
-        return self._replica.ordered.blocks or Blocks(0)
+        """The number of blocks that the pool is to have; 0 asleep."""
+        return (self._replica.ordered.blocks or Blocks(0)) if self._lent is None else self._lent
 
     @property
     def held(self) -> Blocks:
@@ -208,7 +212,10 @@ class Resizer:
     def obey(self, order: MemoryOrder, shrink_s: float) -> MemoryReport:
         """Take an order, unless a newer one has come; requests beyond it have `shrink_s` seconds to move away."""
         follows = self._replica.obey(order)
-        if follows is not self._replica:
+        if self._reserved or order.plan.remote != self._replica.ordered.remote:
+            # Its layers are on their way: the order is answered by what it holds.
+            self._replica = replace(follows, ordered=self._replica.ordered)
+        elif follows is not self._replica:
             failed = self.cause is not None
             event = order_event(self.state, order.plan, self._replica.ordered, self._replica.held, failed)
             self._replica = follows
@@ -217,6 +224,34 @@ class Resizer:
                 self._shrink_s, self._deadline = shrink_s, self._ordered_at + shrink_s
             self._feed(event)
         return self.report
+
+    def reserve(self) -> None:
+        """Take no order until `convert`: an exchange of layers begins. The replica counts with what it has until then.
+
+        Raises Refused unless the replica is awake, and its pool has its size.
+        """
+        if self.state is not PoolState.SETTLED or self._reserved:
+            raise Refused("the replica is changing its memory: try again", Cause.UNEXPECTED)
+        self._reserved = True
+
+    def lend(self, blocks: Blocks, shrink_s: float) -> None:
+        """Have the pool keep to `blocks`, no more than ordered: the rest of its memory is for the exchange."""
+        self._reserved, self._lent = True, blocks
+        self._ordered_at = self._clock()
+        self._shrink_s, self._deadline = shrink_s, self._ordered_at + shrink_s
+        self._feed(PoolEvent.LESS if blocks < self.held else PoolEvent.MORE)
+
+    def convert(self, remote: int) -> None:
+        """The exchange is over, with this many remote layers: the pool gets what the ordered memory holds then.
+
+        In whole blocks: one may be lost on the way there, and one on the way back.
+        """
+        self._reserved, self._lent, memory = False, None, self.memory
+        blocks = memory.model.blocks_in(memory.model.need(self._replica.ordered), remote)
+        plan = MemoryPlan(Blocks(min(blocks, memory.declared)), remote)
+        self._replica = replace(self._replica, ordered=plan, held=plan)
+        self._ordered_at = self._clock()
+        self._feed(PoolEvent.MORE)
 
     async def settled(self) -> None:
         """Wait until no activity is under way."""
@@ -241,7 +276,7 @@ class Resizer:
             case PoolCommand.OPEN:
                 self._requests.open()
             case PoolCommand.ANNOUNCE:
-                self._memory.announce(self.ordered)
+                self.memory.announce(self.ordered)
             case PoolCommand.GIVE_BACK:
                 self._requests.give_back(self._over)
                 self._deadline = self._clock() + max(self._shrink_s, _LEAVE_S)
@@ -277,7 +312,7 @@ class Resizer:
     def _act(self, command: PoolCommand) -> None:
         """Begin an activity. What takes memory is reported before it does."""
         if command in (PoolCommand.GROW, PoolCommand.LOAD):
-            self._hold(MemoryPlan(max(self.held, self.ordered)))
+            self._hold(replace(self._replica.ordered, blocks=max(self.held, self.ordered)))
         activities: dict[PoolCommand, _Activity] = {
             PoolCommand.GROW: self._grow,
             PoolCommand.FIT: self._fit,
@@ -296,7 +331,8 @@ class Resizer:
         self.counts = replace(counts, seconds=counts.seconds + seconds, **added)
 
     def _hold(self, plan: MemoryPlan) -> None:
-        self._replica = replace(self._replica, held=plan)
+        if not self._reserved:
+            self._replica = replace(self._replica, held=plan)
 
     def _begin(self, activity: _Activity) -> None:
         self._task = asyncio.create_task(self._run(self._task, activity))
@@ -323,11 +359,11 @@ class Resizer:
 
     async def _fit(self) -> PoolEvent:
         aim, mine = self.ordered, self._task
-        if self._memory.size < aim:
+        if self.memory.size < aim:
             # An earlier order went further down; the memory up to `held` is still there.
-            await self._memory.grow(aim)
+            await self.memory.grow(aim)
         while self._task is mine:
-            fitted = await self._memory.fit(aim)
+            fitted = await self.memory.fit(aim)
             self._over = fitted.over
             self.counts = replace(self.counts, renumbered=self.counts.renumbered + fitted.moved)
             if fitted.over > 0:
@@ -341,28 +377,28 @@ class Resizer:
         return PoolEvent.OVERDUE if self._clock() >= self._deadline else PoolEvent.LOOK_AGAIN
 
     async def _release(self) -> PoolEvent:
-        self.cause = await self._memory.release(self.ordered)
+        self.cause = await self.memory.release(self.ordered)
         return PoolEvent.RELEASED if self.cause is None else PoolEvent.RELEASE_FAILED
 
     async def _grow(self) -> PoolEvent:
-        await self._memory.grow(self.ordered)
+        await self.memory.grow(self.ordered)
         return PoolEvent.GROWN
 
     async def _empty(self) -> PoolEvent:
         while not self._requests.is_empty:
             await asyncio.sleep(_LOOK_S)
             if self._clock() >= self._deadline:
-                self._over = self._memory.declared
+                self._over = self.memory.declared
                 return PoolEvent.OVERDUE
         return PoolEvent.EMPTY
 
     async def _drop(self) -> PoolEvent:
-        self.cause = await self._memory.drop()
+        self.cause = await self.memory.drop()
         return PoolEvent.DROPPED if self.cause is None else PoolEvent.DROP_FAILED
 
     async def _load(self) -> PoolEvent:
         try:
-            self.cause = await self._memory.load(self.ordered)
+            self.cause = await self.memory.load(self.ordered)
         except EngineEnded:
             raise
         except Exception as error:

@@ -1,6 +1,7 @@
 """The memory plan of a replica, and its size in bytes on a device.
 
 awake     parameters + fixed + blocks x block
+paired    the same without the parameters of `remote` layers
 asleep    asleep: the rest of an engine whose parameters and KV blocks are dropped
 """
 
@@ -12,9 +13,14 @@ from policies.model import Blocks, Bytes
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The memory that a replica is ordered to have: its number of KV blocks; None: it is asleep."""
+    """The memory that a replica is ordered to have: its number of KV blocks; None: it is asleep.
+
+    A replica of a pair does not hold the parameters of its `remote` layers, which its buddy runs. The KV of its
+    requests counts here, also where it is in the buddy's process: both are on one device.
+    """
 
     blocks: Blocks | None
+    remote: int = 0
 
     @property
     def is_awake(self) -> bool:
@@ -31,7 +37,8 @@ class ModelMemory:
 
     `fixed` are held while it is awake, beside parameters and KV: context, graphs, activations. `block` are those of one
     KV block over all layers. `floor` is the least number of blocks of a replica that is awake: those of one request of
-    the longest context, since a longer one at the head of the engine's queue would block it for ever.
+    the longest context, since a longer one at the head of the engine's queue would block it for ever. `layers` is the
+    number of the model's layers, each with parameters of `layer` bytes or more; both are 0 if it is never in a pair.
     """
 
     parameters: Bytes
@@ -39,6 +46,8 @@ class ModelMemory:
     asleep: Bytes
     block: Bytes
     floor: Blocks
+    layers: int = 0
+    layer: Bytes = Bytes(0)
 
     @property
     def least(self) -> Bytes:
@@ -49,7 +58,7 @@ class ModelMemory:
         """The bytes of a replica with this plan."""
         if plan.blocks is None:
             return self.asleep
-        return Bytes(self.parameters + self.fixed + plan.blocks * self.block)
+        return Bytes(self.parameters - plan.remote * self.layer + self.fixed + plan.blocks * self.block)
 
     @classmethod
     def claimed(cls, size: Bytes) -> Self:
@@ -61,9 +70,13 @@ class ModelMemory:
         """True for a replica that starts: its parts have not been measured yet."""
         return self.block == 0
 
-    def blocks_in(self, size: int) -> Blocks:
+    def blocks_in(self, size: int, remote: int = 0) -> Blocks:
         """The KV blocks of an awake replica of `size` bytes in all; below zero if its parameters do not fit."""
-        return Blocks((size - self.parameters - self.fixed) // self.block)
+        return Blocks((size - self.parameters + remote * self.layer - self.fixed) // self.block)
+
+    def blocks_exchanging(self, size: int) -> Blocks:
+        """The KV blocks within `size` bytes of a replica that has all parameters, and the KV of one layer twice."""
+        return Blocks(self.blocks_in(size) * self.layers // (self.layers + 1))
 
 
 def mib_of(size: int) -> int:

@@ -42,7 +42,7 @@ LIMITS = MigrationLimits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, co
 def calls_of(replica: ReplicaId, moves: Moves, engine: Any, adopt_s: float) -> PeerCalls:
     """What takes the calls of other replicas, for migrations and copies alone."""
     unused: Any = None
-    return PeerCalls(replica, moves, unused, unused, engine, adopt_s)
+    return PeerCalls(replica, moves, unused, unused, engine, adopt_s, unused)
 
 
 async def loads_no_adapter(adapter: Adapter) -> Refused | None:

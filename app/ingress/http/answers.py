@@ -91,6 +91,24 @@ class CacheState(Described):
     prompt_tokens: CachedPrompts
 
 
+class PairHalf(Described):
+    """A replica's half of a pair, see memory.md."""
+
+    epoch: int = Field(description="The number of the pair.")
+    buddy: str = Field(description="The other replica.")
+    state: str = Field(
+        description="`paired`; before that `asking`, `linking`, `fitting`, `giving`; behind it `shrinking`, `loading`, "
+        "`returning`, `home`, and `over`; `restoring` once the buddy is lost."
+    )
+    layers: list[int] = Field(description="The first layer that it keeps, and the one behind the last.")
+    remote_layers: int = Field(description="Number of layers that the buddy runs now.")
+    guest_layers: int = Field(description="Number of the buddy's layers that run here now.")
+    hops: int = Field(description="Steps of its requests that have been at the buddy.")
+    hop_ms: float | None = Field(description="Mean time for which these steps waited for the buddy.")
+    served: int = Field(description="Steps of the buddy's requests that have been here.")
+    cause: str | None = Field(description="The reason why the pair ends, or ended.")
+
+
 class MemoryState(Described):
     """The elastic KV pool of a replica, see memory.md."""
 
@@ -107,6 +125,7 @@ class MemoryState(Described):
     rest_mib: int = Field(description="What its processes held beside parameters and KV at their start.")
     by_hand: bool = Field(description="An operator has ordered its size; divisions leave it.")
     cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
+    pair: PairHalf | None = Field(description="The pair that it is in, or was in last; `null` without one.")
 
 
 class SeatPart(Described):
@@ -371,6 +390,12 @@ class SleepSet(Described):
 
     id: str = Field(description="The replica, or the pool of the model.")
     asleep: bool = Field(description="`true`: to sleep.")
+
+
+class PairBegun(Described):
+    """A pair that begins, or its end."""
+
+    id: str = Field(description="The replica that leads: the lower one. For an end: the one that was named.")
 
 
 class Modes(Described):

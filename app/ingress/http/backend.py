@@ -98,6 +98,14 @@ class ControlBackend(Protocol):
         """Have all replicas of a model fall asleep, or one of them wake. Raises ApiError for a name without a model."""
         ...
 
+    async def pair(self, lower: str, upper: str) -> MoveAnswer:
+        """Form a pair of two replicas, which keep the lower and the upper layers."""
+        ...
+
+    async def unpair(self, replica: str) -> MoveAnswer:
+        """Undo the pair of a replica."""
+        ...
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         """Set the scheduler's mode, until the application is deployed again."""
         ...

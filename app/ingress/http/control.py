@@ -39,6 +39,7 @@ from app.ingress.http.answers import (
     ModeSet,
     MoveStarted,
     NodeDrain,
+    PairBegun,
     PinnedPrefix,
     RoleSet,
     ServerLoad,
@@ -71,6 +72,7 @@ from app.ingress.http.orders import (
     ModeRequest,
     MoveRequest,
     NodeDrainOrder,
+    PairRequest,
     PinOrder,
     RoleOrder,
     StartProfile,
@@ -507,6 +509,47 @@ async def wake_replica(backend: Backend, replica: Replica) -> SleepSet:
     - The scheduler or the replica is away (503).
     """
     return SleepSet(id=_accepted(await backend.set_asleep(replica, asleep=False)), asleep=False)
+
+
+@operators.post(
+    "/mell/pairs",
+    status_code=202,
+    response_description="The pair begins to form; `memory.pair` of both replicas in `/mell/state` shows it.",
+    responses=refusals(*READING, 404, 409, 422, 503),
+)
+async def pair(backend: Backend, order: PairRequest) -> PairBegun:
+    """Have two replicas give each other layers, and use the memory of their parameters for KV.
+
+    Their requests run on, each through both replicas, as memory.md describes. The order may be repeated.
+
+    Refused:
+
+    - No such replica runs (404, with `replicas`).
+    - One of them is in another pair, or is not running (409).
+    - `memory.budget_mib` is not set, or the engine cannot be paired: the message has the reason (422).
+    - The scheduler or a replica is away (503).
+    """
+    return PairBegun(id=_accepted(await backend.pair(order.lower, order.upper)))
+
+
+@operators.delete(
+    "/mell/pairs/{replica}",
+    status_code=202,
+    response_description="Both replicas load all layers again; `memory.pair` in `/mell/state` shows it.",
+    responses=refusals(404, 409, 503),
+)
+async def unpair(backend: Backend, replica: Replica) -> PairBegun:
+    """Undo the pair of a replica.
+
+    Requests that do not fit into whole replicas move away first.
+
+    Refused:
+
+    - No such replica runs (404, with `replicas`).
+    - It is in no pair (409).
+    - The scheduler or the replica is away (503).
+    """
+    return PairBegun(id=_accepted(await backend.unpair(replica)))
 
 
 @operators.get(

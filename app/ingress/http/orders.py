@@ -44,6 +44,13 @@ class MemoryRequest(OrderBody, json_schema_extra={"examples": [{"blocks": 1500}]
     blocks: int | None = Field(strict=True, description="Size of the KV pool, in blocks; `null`: Mell sizes it.")
 
 
+class PairRequest(OrderBody, json_schema_extra={"examples": [{"lower": "REPLICA", "upper": "REPLICA"}]}):
+    """Body of POST /mell/pairs."""
+
+    lower: str = Field(description="Id of the replica that keeps the lower layers.")
+    upper: str = Field(description="Id of the replica that keeps the upper ones.")
+
+
 class ModeRequest(OrderBody, json_schema_extra={"examples": [{"mode": "off"}]}):
     """Body of POST /mell/mode."""
 

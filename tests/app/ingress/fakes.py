@@ -746,6 +746,14 @@ class Backend:
         self.asked.append((model, asleep))
         return self.answer or MoveAccepted("Engine")
 
+    async def pair(self, lower: str, upper: str) -> MoveAnswer:
+        self.asked.append(("pair", lower, upper))
+        return self.answer or MoveAccepted(lower)
+
+    async def unpair(self, replica: str) -> MoveAnswer:
+        self.asked.append(("unpair", replica))
+        return self.answer or MoveAccepted(replica)
+
     async def set_mode(self, mode: Mode) -> MoveAnswer:
         self.asked.append((mode,))
         return self.answer or MoveAccepted(mode)

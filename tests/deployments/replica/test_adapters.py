@@ -70,7 +70,7 @@ class Replica:
     async def prepare(self, adapter: Adapter | None) -> Any:
         message = cast(Any, SimpleNamespace(migration="m", spec=spec("r", adapter), copies=True))
         own, unused = cast(Any, self), cast(Any, None)
-        return await PeerCalls(ReplicaId("here"), own._moves, unused, own._lacks, unused, 1.0).prepare(message)
+        return await PeerCalls(ReplicaId("here"), own._moves, unused, own._lacks, unused, 1.0, unused).prepare(message)
 
 
 def spec(name: str, adapter: Adapter | None) -> Any:

@@ -17,6 +17,7 @@ from deployments.channels.links import CallLink, CallLinks
 from deployments.channels.listening import ChannelListener
 from deployments.channels.wire import ChannelOffer
 from deployments.replica.peers import ChannelPeer, PeerCalls
+from migration.memory.pair_run import PairProposal
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import (
@@ -69,6 +70,7 @@ SHARDS = (Shard(SlotRef("/dev/shm/a", 64, 2**63), Bytes(7)), Shard(SlotRef("/dev
 CHUNK = Chunk("m", 1, Blocks(2), Blocks(4), SHARDS, ("a", "b"), TAIL)
 ORDER = CopyOrder("copy", SPEC, CopyReason.FETCH, (4,), 0.5)
 RECORD = CopyRecord("copy", OTHER, OWN, CopyReason.FETCH, "done", CopyOutcome.DONE, cause=Cause.NO_ROOM, copy_s=0.25)
+PROPOSAL = PairProposal(1 << 40, ReplicaId("a"), OWN, 2, 4, "model", "\0address", 5.0)
 CALLS: list[tuple[str, tuple[Any, ...], Any]] = [
     ("prepare", (PREPARE,), Prepared(Path.KV, 10.0, ("w0", "w1"), Blocks(2))),
     ("prepare", (PREPARE,), Prepared(Path.KV, 10.0, cuts=CUTS, chunk=Blocks(7))),
@@ -84,6 +86,9 @@ CALLS: list[tuple[str, tuple[Any, ...], Any]] = [
     ("resumed", ("m",), 0.125),
     ("resumed", ("m",), None),
     ("copy_prefix", (ORDER, OWN), RECORD),
+    ("propose_pair", (PROPOSAL,), "an address"),
+    ("pair_state", (1 << 40,), "paired"),
+    ("pair_state", (1,), None),
 ]
 
 

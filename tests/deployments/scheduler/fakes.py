@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from deployments.api.calls import PairOrder
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.replica.reporting import ReplicaReporter
 from deployments.serve.levels import Levels
@@ -170,6 +171,12 @@ class AnsweringReplica:
     async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
         report: MemoryReport = await self._answers.answer(self._replica, "set_memory", order, shrink_s, fence)
         return report
+
+    async def pair(self, order: PairOrder, fence: int) -> None:
+        await self._answers.answer(self._replica, "pair", order, fence)
+
+    async def unpair(self, fence: int) -> None:
+        await self._answers.answer(self._replica, "unpair", fence)
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         contexts: tuple[CachedContext, ...] = await self._answers.answer(self._replica, "cached_contexts", fence)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deployments.api.calls import PlaceCall
+from deployments.api.calls import PairOrder, PlaceCall
 from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
@@ -184,6 +184,12 @@ class ToldReplica:
 
     async def set_memory(self, order: MemoryOrder, shrink_s: float, fence: int) -> MemoryReport:
         raise AssertionError("KV pools keep their sizes")
+
+    async def pair(self, order: PairOrder, fence: int) -> None:
+        raise AssertionError("replicas are not paired")
+
+    async def unpair(self, fence: int) -> None:
+        raise AssertionError("replicas are not paired")
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         return ()

@@ -93,6 +93,7 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     operators |= {"/mell/replicas/{replica}/sleep", "/mell/replicas/{replica}/wake"}
     operators |= {"/mell/models/{model:path}/sleep", "/mell/models/{model:path}/wake"}
     operators |= {"/mell/bounds", "/mell/level", "/mell/mode", "/mell/ingress/drain"}
+    operators |= {"/mell/pairs", "/mell/pairs/{replica}"}
     operators |= {"/mell/nodes/{node}/drain", "/mell/hand-over", "/mell/hand-over/requests"}
     operators |= {"/mell/reset_prefix_cache", "/mell/start_profile", "/mell/stop_profile"}
     operators |= {"/mell/cache/match", "/mell/cache/copy", "/mell/cache/pin", "/mell/cache"}

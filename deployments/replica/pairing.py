@@ -1,0 +1,164 @@
+"""A replica's half of a pair: asked for by the scheduler or by another replica, and undone before the replica stops."""
+
+import logging
+from collections.abc import Callable
+
+from deployments.api.calls import PairOrder
+from deployments.api.report import PairReport
+from deployments.replica.elastic import KvPool
+from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairRun
+from migration.memory.pair_tables import BEGINNING, HalfState
+from migration.memory.run import EngineEnded, Resizer
+from migration.protocol.errors import Refused
+from policies.causes import Cause
+from policies.model import ReplicaId
+
+log = logging.getLogger("ray.serve")
+
+
+class PairKeeper:
+    """The pair that the replica `own` is half of, if it is.
+
+    `buddy` calls another replica, `closed` is the reason why the replica takes nothing new, and `give_up` ends its
+    engine for a reason. `model` names the weights.
+    """
+
+    def __init__(
+        self,
+        own: ReplicaId,
+        model: str,
+        half: EngineHalf | None,
+        pool: KvPool,
+        buddy: Callable[[ReplicaId], Buddy],
+        closed: Callable[[], str | None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._own = own
+        self._model = model
+        self._half = half
+        self._pool = pool
+        self._buddy = buddy
+        self._closed = closed
+        self._give_up = give_up
+        self._pairing: PairRun | None = None
+        self._ended: PairReport | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if it is in no pair."""
+        return self._pairing is None
+
+    @property
+    def unable(self) -> str | None:
+        """The reason why the replica cannot be in a pair; None if it can."""
+        if self._half is None or self._pool.resizer is None:
+            return "the KV pool keeps its size"
+        return self._half.unable or _too_small(self._pool.resizer)
+
+    def report(self) -> PairReport | None:
+        """The pair; once it is over, its last state, until the next one."""
+        if self._pairing is None or self._half is None:
+            return self._ended
+        pairing, look = self._pairing, self._pairing.look
+        lower = self._own == pairing.proposal.lower
+        boundary, layers = pairing.proposal.boundary, pairing.proposal.layers
+        return PairReport(
+            epoch=pairing.proposal.epoch,
+            buddy=pairing.buddy,
+            state=pairing.state,
+            layers=(0, boundary) if lower else (boundary, layers),
+            remote=look.remote,
+            guest_layers=look.guest_layers,
+            hops=look.hops,
+            hop_seconds=look.hop_seconds,
+            served=look.served,
+            cause=pairing.cause,
+        )
+
+    async def form(self, order: PairOrder) -> None:
+        """Begin to form a pair with another replica, as the lower half. An order that is followed already is none.
+
+        Raises:
+            Refused: the replica cannot be in a pair, or is in another one.
+        """
+        if self._pairing is not None and self._pairing.buddy == order.upper and self._pairing.state in _TOGETHER:
+            return
+        half, resizer = self._reserved()
+        try:
+            address = await half.listen(order.epoch)
+        except EngineEnded as error:
+            raise Refused(str(error), Cause.UNEXPECTED) from error
+        # Each half of the layers costs a step about the same.
+        boundary = (half.layers + 1) // 2
+        proposal = PairProposal(
+            order.epoch, self._own, order.upper, boundary, half.layers, self._model, address, order.shrink_s
+        )
+        self._begin(proposal, half, resizer)
+
+    async def accept(self, proposal: PairProposal) -> str:
+        """See `PairApi.propose_pair`."""
+        if (proposal.model, proposal.upper) != (self._model, self._own):
+            raise Refused("its weights are not those of this replica", Cause.FINGERPRINT)
+        half, resizer = self._reserved()
+        if half.layers != proposal.layers:
+            raise Refused("its layers are not those of this replica", Cause.FINGERPRINT)
+        try:
+            address = await half.listen(proposal.epoch)
+        except EngineEnded as error:
+            raise Refused(str(error), Cause.UNEXPECTED) from error
+        self._begin(proposal, half, resizer, proposal.address)
+        return address
+
+    def state(self, epoch: int) -> HalfState | None:
+        """See `PairApi.pair_state`."""
+        if self._pairing is None or self._pairing.proposal.epoch != epoch:
+            return None
+        return self._pairing.state
+
+    def undo(self, cause: str) -> bool:
+        """Undo the pair; False if there is none."""
+        if self._pairing is None:
+            return False
+        self._pairing.undo(cause)
+        return True
+
+    def close(self) -> None:
+        """End what is under way: the engine ends."""
+        if self._pairing is not None:
+            self._pairing.stop()
+
+    def _reserved(self) -> tuple[EngineHalf, Resizer]:
+        """The engine and its pool for a new pair. Raises Refused."""
+        half, resizer = self._half, self._pool.resizer
+        if self._pairing is not None:
+            raise Refused(f"replica {self._own} is in a pair with replica {self._pairing.buddy}", Cause.UNEXPECTED)
+        if reason := self._closed() or self.unable:
+            raise Refused(f"replica {self._own} cannot be paired: {reason}", Cause.UNEXPECTED)
+        assert half is not None
+        assert resizer is not None
+        resizer.reserve()
+        return half, resizer
+
+    def _begin(self, proposal: PairProposal, half: EngineHalf, resizer: Resizer, theirs: str | None = None) -> None:
+        buddy = self._buddy(proposal.upper if self._own == proposal.lower else proposal.lower)
+        self._pairing = PairRun(proposal, self._own, half, resizer, buddy, self._give_up, self._forget, theirs)
+        self._pairing.begin()
+
+    def _forget(self) -> None:
+        self._ended = self.report()
+        self._pairing = None
+
+
+_TOGETHER = BEGINNING | {HalfState.PAIRED}
+
+
+def _too_small(resizer: Resizer) -> str | None:
+    """The reason why a pool leaves no room for an exchange of layers."""
+    model = resizer.memory.model
+    left = model.blocks_exchanging(model.need(resizer.report.ordered))
+    if left >= model.floor:
+        return None
+    return (
+        f"while a layer's KV is in two places, its pool would have {left} blocks, and a request of max_model_len needs "
+        f"{model.floor}: raise memory.budget_mib"
+    )

@@ -1,0 +1,136 @@
+"""Orders about pairs: refused with a reason, or given to the replica that leads."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.api.calls import MoveAccepted, MoveRejected, PairOrder
+from deployments.api.report import ElasticMemory, PairReport
+from deployments.config import MemorySettings
+from deployments.scheduler.node_memory import ReportedMemory
+from deployments.scheduler.pairs import PairOrders
+from migration.memory.pair_tables import HalfState
+from migration.memory.tables import PoolState
+from migration.protocol.errors import PeerLost, Refused
+from policies.causes import Cause
+from policies.memory.ledger import MemoryReport, OrderNumber
+from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.model import Blocks, Bytes, ReplicaId, ReplicaState
+from tests.deployments.scheduler.fakes import AnsweringReplica
+
+MODEL = ModelMemory(Bytes(100), Bytes(10), Bytes(10), Bytes(1), Blocks(4), 4, Bytes(20))
+A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
+FENCE = 3
+
+
+class Node:
+    """Implements `RemoteReplicas[ControlApi]`: replicas a and b on one node, c on another."""
+
+    def __init__(self, budget_mib: int | None = 1000) -> None:
+        plan = MemoryPlan(Blocks(300))
+        self.memories = {
+            name: ReportedMemory(
+                "other" if name == C else "n",
+                ElasticMemory(
+                    MemoryReport(name, OrderNumber(FENCE), plan, plan),
+                    MODEL,
+                    Blocks(900),
+                    Blocks(300),
+                    Blocks(300),
+                    Blocks(0),
+                    PoolState.SETTLED,
+                ),
+            )
+            for name in (A, B, C)
+        }
+        self.states = dict.fromkeys((A, B, C), ReplicaState.RUNNING)
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        settings = MemorySettings(budget_mib=budget_mib, shrink_s=2.0)
+        self.orders = PairOrders(settings, FENCE, self, lambda: self.memories, lambda: self.states)
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
+        return AnsweringReplica(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None: ...
+
+    async def answer(self, replica: ReplicaId, call: str, *args: Any) -> Any:
+        self.calls.append((replica, call, *args))
+        if self.error is not None:
+            raise self.error
+
+    def put(self, replica: ReplicaId, **members: Any) -> None:
+        found = self.memories[replica]
+        self.memories[replica] = replace(found, memory=replace(found.memory, **members))
+
+
+def half(buddy: ReplicaId, state: HalfState) -> PairReport:
+    return PairReport(1, buddy, state, (0, 2), 2)
+
+
+async def test_an_order_goes_to_the_lower_replica_under_an_epoch_of_its_own() -> None:
+    node = Node()
+    for _ in range(2):
+        assert await node.orders.pair(A, B) == MoveAccepted(A)
+    first, second = (call[2] for call in node.calls)
+    assert first == PairOrder(first.epoch, B, 2.0)
+    assert first.epoch < second.epoch
+    assert [call[:2] for call in node.calls] == [(A, "pair")] * 2
+    assert await node.orders.unpair(B) == MoveAccepted(B)
+    assert node.calls[-1] == (B, "unpair", FENCE)
+
+
+async def test_an_order_that_is_followed_already_is_given_once() -> None:
+    node = Node()
+    node.put(A, pair=half(B, HalfState.GIVING))
+    node.put(B, pair=half(A, HalfState.PAIRED))
+    assert await node.orders.pair(A, B) == MoveAccepted(A)
+    assert not node.calls
+
+
+@pytest.mark.parametrize(
+    ("change", "upper", "status", "message"),
+    [
+        ({}, A, 422, "two replicas"),
+        ({}, C, 422, "two nodes"),
+        ({"unpairable": "it decodes speculatively"}, B, 422, "cannot be paired: it decodes speculatively"),
+        ({"pair": half(C, HalfState.PAIRED)}, B, 409, "is in a pair with replica c"),
+        ({"pair": half(A, HalfState.RETURNING)}, B, 409, "is in a pair with replica a"),
+    ],
+)
+async def test_replicas_that_cannot_be_paired_are_refused(
+    change: dict[str, Any], upper: ReplicaId, status: int, message: str
+) -> None:
+    node = Node()
+    node.put(B, **change)
+    answer = await node.orders.pair(A, upper)
+    assert isinstance(answer, MoveRejected)
+    assert answer.status == status
+    assert message in answer.message
+    assert not node.calls
+
+
+async def test_a_replica_that_drains_or_sleeps_or_has_not_reported_is_not_paired() -> None:
+    node = Node()
+    for state in (ReplicaState.DRAINING, ReplicaState.ASLEEP):
+        node.states[B] = state
+        answer = await node.orders.pair(A, B)
+        assert isinstance(answer, MoveRejected)
+        assert answer.status == 409
+    del node.memories[B]
+    answer = await node.orders.pair(A, B)
+    assert isinstance(answer, MoveRejected)
+    assert answer.status == 503
+    answer = await Node(budget_mib=None).orders.pair(A, B)
+    assert isinstance(answer, MoveRejected)
+    assert answer.status == 422
+
+
+@pytest.mark.parametrize(("error", "status"), [(PeerLost("away"), 503), (Refused("no", Cause.UNEXPECTED), 409)])
+async def test_a_refusal_of_the_replica_is_the_answer(error: Exception, status: int) -> None:
+    node = Node()
+    node.error = error
+    for answer in (await node.orders.pair(A, B), await node.orders.unpair(A)):
+        assert isinstance(answer, MoveRejected)
+        assert answer.status == status

@@ -1,0 +1,207 @@
+"""The layers of one worker that run at another one: their KV rows, on both sides of a real connection."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.slow
+"""Importing vLLM takes seconds; this file imports it only inside tests."""
+
+BLOCKS, WORDS, COUNT = 40, 6, 4
+
+
+class Block(nn.Module):
+    """A decoder layer."""
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return hidden_states, residual
+
+
+class Layers:
+    """In place of `DecoderLayers`: modules with caches of float32, and the layers whose parameters were dropped."""
+
+    def __init__(self) -> None:
+        self.modules = [Block() for _ in range(COUNT)]
+        self.caches = [torch.rand(BLOCKS, 1, WORDS) for _ in range(COUNT)]
+        self.names = [f"layers.{i}" for i in range(COUNT)]
+        self.dropped = 0
+
+    def cache(self, layer: int) -> torch.Tensor:
+        return self.caches[layer]
+
+    def rows(self, layer: int) -> torch.Tensor:
+        return self.caches[layer].view(BLOCKS, -1).view(torch.int32)
+
+    def drop(self, modules: Any) -> None:
+        self.dropped += 1
+
+
+class Two:
+    """A half with its layers, and the guests of its buddy."""
+
+    def __init__(self, epoch: int = 1, timeout_s: float = 5.0) -> None:
+        from migration.kv.pair.guests import Guests
+        from migration.kv.pair.half import Half
+
+        self.layers = Layers()
+        nothing: Any = None
+        layers = cast(Any, self.layers)
+        self.guests = Guests(epoch, nothing, nothing, cast(Any, Layers()), threading.Lock())
+        self.half = Half(layers, threading.Lock(), width=8, block_size=4, parameters=layers)
+        self.half.connect(self.guests.address, 1, BLOCKS, 1 << 12, timeout_s)
+
+    def copied(self) -> None:
+        until(lambda: not self.half.is_copying)
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    made = Two()
+    yield made
+    made.half.close()
+    made.guests.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_layer_goes_and_comes_back_with_the_rows_that_steps_write_meanwhile(two: Two) -> None:
+    half, layers = two.half, two.layers
+    want = layers.rows(3).clone()
+    half.copy(3, range(1, BLOCKS), back=False)
+    two.copied()
+    # A step writes behind the copy; a slot below zero is padding.
+    layers.caches[3][7] += 1
+    want[7] = layers.rows(3)[7]
+    half.note_step(torch.tensor([7 * 4 + 1, 7 * 4 + 2, -1]))
+    half.give(3)
+    assert list(half.remote) == [3]
+    assert layers.dropped == 1
+    assert two.guests.layers == 1
+    half.copy(3, range(1, BLOCKS), back=True)
+    layers.caches[3].zero_()
+    two.copied()
+    layers.caches[3][9] = 0.0
+    half.note_step(torch.tensor([9 * 4]))
+    half.take_back(3)
+    assert torch.equal(layers.rows(3)[1:], want[1:])
+    assert not half.remote
+    assert two.guests.layers == 0
+    assert half.lost is None
+
+
+def test_the_first_remote_layer_asks_for_all_and_the_others_pass_on(two: Two) -> None:
+    half, modules = two.half, two.layers.modules
+    hidden = torch.ones(2, 8)
+    for layer in (3, 2):
+        half.copy(layer, [1], back=False)
+        half.give(layer)
+    assert modules[2].forward == half._hop
+    assert modules[3](None, hidden, hidden)[0] is hidden
+    assert "forward" not in modules[1].__dict__
+    half.copy(2, [1], back=True)
+    half.take_back(2)
+    assert modules[3].forward == half._hop
+    assert "forward" not in modules[2].__dict__
+    with pytest.raises(AssertionError, match="one piece"):
+        half._set_remote([1, 3])
+
+
+def test_rows_of_remote_layers_follow_a_pool_that_changes_its_size(two: Two) -> None:
+    half, layers = two.half, two.layers
+    half.copy(3, range(BLOCKS), back=False)
+    half.give(3)
+    want = layers.rows(3).clone()
+    half.move_rows([(30, 5), (31, 6)])
+    half.lose_rows(20)
+    half.copy(3, range(1, 20), back=True)
+    half.take_back(3)
+    assert torch.equal(layers.rows(3)[5:7], want[30:32])
+    assert torch.equal(layers.rows(3)[10:20], want[10:20])
+
+
+def test_a_copy_that_is_given_up_leaves_nothing(two: Two) -> None:
+    two.half.copy(3, range(1, BLOCKS), back=False)
+    two.half.forget_copy(3, back=False)
+    assert two.guests.layers == 0
+    assert not two.half.remote
+
+
+def test_a_buddy_that_ends_is_noticed_and_a_layer_that_was_not_given_stays(two: Two) -> None:
+    from migration.kv.pair.link import BuddyLost
+
+    half = two.half
+    half.copy(3, [1], back=False)
+    half.give(3)
+    half.copy(2, [1], back=False)
+    two.copied()
+    two.guests.close()
+    with pytest.raises(BuddyLost):
+        half.give(2)
+    assert list(half.remote) == [3]
+    assert half.loses_steps
+    half.be_whole()
+    assert not half.loses_steps
+
+
+def test_guests_end_with_the_first_connection_of_their_buddy(two: Two) -> None:
+    two.half.copy(3, [1], back=False)
+    two.half.give(3)
+    two.half.close()
+    until(lambda: two.guests.ended is not None and two.guests.layers == 0)
+
+
+def test_a_buddy_of_another_epoch_is_refused() -> None:
+    from migration.kv.pair.link import BuddyLost
+
+    with pytest.raises(BuddyLost, match="no pair of epoch 1"):
+        Two(epoch=2)
+
+
+def test_a_buddy_that_hangs_is_lost() -> None:
+    from migration.kv.pair.link import BuddyLink, BuddyLost
+
+    address = f"\0mell-test-{time.monotonic_ns()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(address)
+        listener.listen()
+        with pytest.raises(BuddyLost, match="does not answer"):
+            BuddyLink(address, 1, BLOCKS, 64, timeout_s=0.05)
+
+
+@pytest.mark.parametrize("arguments", ["self, hidden_states, residual", "self, positions, hidden_states, residual, x"])
+def test_layers_with_other_arguments_cannot_be_paired(arguments: str) -> None:
+    from migration.kv.pair.layers import DecoderLayers, Unpairable
+
+    space: dict[str, Any] = {}
+    exec(f"def forward({arguments}): ...", space)
+    model = nn.Module()
+    model.layers = nn.ModuleList([type("Odd", (nn.Module,), {"forward": space["forward"]})()])
+    attention: Any = type("Attention", (), {"kv_cache": torch.zeros(2, 2)})
+    with pytest.raises(Unpairable, match="other arguments"):
+        DecoderLayers(model, {"layers.0.attn": attention}, ["layers.0.attn"])
+
+
+def test_layers_are_one_list_with_a_cache_each() -> None:
+    from migration.kv.pair.layers import DecoderLayers, Unpairable
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([Block(), Block()])
+    attention: Any = type("Attention", (), {"kv_cache": torch.zeros(2, 2)})
+    names = ["layers.0.attn", "layers.1.attn"]
+    assert len(DecoderLayers(model, dict.fromkeys(names, attention), names)) == 2
+    for odd in (names[:1], [*names, "other.0.attn"], ["layers.attn"]):
+        with pytest.raises(Unpairable):
+            DecoderLayers(model, dict.fromkeys(odd, attention), odd)
