@@ -6,7 +6,7 @@ from collections.abc import Callable
 from deployments.api.calls import PairOrder
 from deployments.api.report import PairReport
 from deployments.replica.elastic import KvPool
-from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairRun
+from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairShell
 from migration.memory.pair_tables import BEGINNING, HalfState
 from migration.memory.run import EngineEnded, Resizer
 from migration.protocol.errors import Refused
@@ -40,7 +40,7 @@ class PairKeeper:
         self._buddy = buddy
         self._closed = closed
         self._give_up = give_up
-        self._pairing: PairRun | None = None
+        self._pairing: PairShell | None = None
         self._ended: PairReport | None = None
 
     @property
@@ -141,7 +141,7 @@ class PairKeeper:
 
     def _begin(self, proposal: PairProposal, half: EngineHalf, resizer: Resizer, theirs: str | None = None) -> None:
         buddy = self._buddy(proposal.upper if self._own == proposal.lower else proposal.lower)
-        self._pairing = PairRun(proposal, self._own, half, resizer, buddy, self._give_up, self._forget, theirs)
+        self._pairing = PairShell(proposal, self._own, half, resizer, buddy, self._give_up, self._forget, theirs)
         self._pairing.begin()
 
     def _forget(self) -> None:

@@ -34,7 +34,7 @@ class MellWorker:
         If blocks cannot be moved, the layout is None, there is no copier, and "unsupported" has the reason; in
         "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
         of n tokens hold n / block size blocks only if the cache is "plain". "host_blocks" are those for which a tier of
-        host memory has room, 0 without one; "parameter_bytes" is the size of the model's parameters, and
+        host memory has room, 0 without one; "parameter_bytes" is the size of the parameters but for biases, which stay, and
         "kept_parameters" the reason why they cannot be dropped, None if they can. An engine of a pooling model has no
         connector at all.
 

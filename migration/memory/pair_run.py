@@ -129,7 +129,7 @@ class Buddy(Protocol):
         ...
 
 
-class PairRun:
+class PairShell:
     """One half of one pair.
 
     The pool follows by its `resizer`. `give_up(reason)` ends an engine that cannot be whole again, and `over` is called

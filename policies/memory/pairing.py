@@ -128,7 +128,7 @@ class PairSpeed:
         given = [member.used * (len(members) - 1) / len(members) for member in members]
         return (max(given) if self.together else sum(given)) * self.kv_bytes / self.link_bytes_per_s
 
-    def pace(self, members: Sequence[MemberLoad], more: float, outlook: "DemandOutlook") -> "GroupPace":
+    def pace(self, members: Sequence[MemberLoad], more: float, outlook: "Outlook") -> "GroupPace":
         """The pace of a group whose members hold the share `more` of KV, and of decoding requests, on top.
 
         A step has a prompt's chunk with a probability that follows from the arrivals; a cycle of the group has one if
@@ -165,7 +165,7 @@ class GroupPace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DemandOutlook:
+class Outlook:
     """The demand of the last seconds.
 
     `rising_per_s` is the rise of the pool's demand, in tokens per second. `prompts_per_s` prompts of `prompt` tokens
@@ -194,7 +194,7 @@ class Pairing:
 
 
 def form(
-    pool: Sequence[MemberLoad], gain: Tokens, speed: PairSpeed, outlook: DemandOutlook, terms: PairingTerms
+    pool: Sequence[MemberLoad], gain: Tokens, speed: PairSpeed, outlook: Outlook, terms: PairingTerms
 ) -> tuple[Pairing, ...]:
     """The groups that form now, as few as cover the lack of KV. A group adds `gain` tokens to its members' capacities.
 
@@ -251,9 +251,7 @@ def _first_for_long(
     return None
 
 
-def _queue_s(
-    pool: Sequence[MemberLoad], lacking: float, speed: PairSpeed, outlook: DemandOutlook, pace: GroupPace
-) -> float:
+def _queue_s(pool: Sequence[MemberLoad], lacking: float, speed: PairSpeed, outlook: Outlook, pace: GroupPace) -> float:
     """Seconds until the last request of the queue has its first token, at a pace.
 
     Where memory is full, a prompt of the queue gets in for each request that ends; prefills go on meanwhile.

@@ -19,7 +19,7 @@ from policies.memory.pairing import (
     HeldRequestSize,
     MemberLoad,
     MemberMove,
-    DemandOutlook,
+    Outlook,
     Pairing,
     PairSpeed,
     even_layers,
@@ -199,7 +199,7 @@ class Groups:
             engine.lockstep is None and not self._pool.is_starting(engine.replica),
         )
 
-    def _outlook(self, demand: float) -> DemandOutlook:
+    def _outlook(self, demand: float) -> Outlook:
         now = self._loop.now
         self._demand.append((now, demand))
         while len(self._demand) > 2 and self._demand[1][0] <= now - RISE_S:
@@ -208,7 +208,7 @@ class Groups:
             while noted and noted[0][0] < now - FLOW_S:
                 noted.popleft()
         (begin, before), span = self._demand[0], min(FLOW_S, max(now, 1.0))
-        return DemandOutlook(
+        return Outlook(
             (demand - before) / (now - begin) if now > begin else 0.0,
             len(self._prompts) / span / len(self._pool.replicas.engines),
             _mean(self._prompts),

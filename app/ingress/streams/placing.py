@@ -119,7 +119,7 @@ class Placer:
         self._contents.pop(request, None)
 
     def found_asleep(self, replica: ReplicaId) -> None:
-        """The replica has refused a request since it sleeps: it does until a view says otherwise."""
+        """A request was refused since this replica sleeps: it counts as asleep until the next view."""
         self._asleep |= {replica}
 
     async def refresh(self) -> None:

@@ -16,7 +16,7 @@ from app.settings import CPU_ENGINE, CPU_ENV
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.pairing import VllmHalf
 from deployments.engine.vllm_engine import VllmEngine
-from migration.memory.pair_run import PairProposal, PairRun
+from migration.memory.pair_run import PairProposal, PairShell
 from migration.memory.pair_tables import HalfState
 from migration.memory.run import Resizer, begin
 from migration.memory.tables import PoolState
@@ -45,7 +45,7 @@ class Member:
     name: ReplicaId
     engine: VllmEngine
     resizer: Resizer
-    pairing: PairRun | None = None
+    pairing: PairShell | None = None
     other: "Member | None" = None
     given_up: list[str] = field(default_factory=list)
     states: list[HalfState] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Member:
 
     def begin(self, proposal: PairProposal, theirs: str | None = None) -> None:
         assert self.other is not None
-        self.pairing = PairRun(
+        self.pairing = PairShell(
             proposal,
             self.name,
             self.half,

@@ -31,12 +31,18 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def make_extension(group: dict[str, Any], connector: Any) -> Any:
-    """The extension of a worker with this connector."""
+    """The extension of a worker with this connector, and with a model that vLLM has loaded."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
     from migration.kv.worker import MellWorker
 
     group["connector"] = connector
+    model = torch.nn.Linear(4, 3)
+    record_metadata_for_reloading(model)
     worker = MellWorker()
-    worker.model_runner = SimpleNamespace(model=torch.nn.Linear(4, 3))
+    worker.model_runner = SimpleNamespace(get_model=lambda: model)
+    worker.vllm_config = SimpleNamespace(lora_config=None, load_config=LoadConfig())
     return worker
 
 
@@ -52,7 +58,8 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "unsupported": None,
         "unmirrored": None,
         "host_blocks": 0,
-        "parameter_bytes": 4 * (3 * 4 + 3),
+        "parameter_bytes": 4 * 3 * 4,
+        "kept_parameters": None,
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
         "starter_pid": None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from migration.memory.pair_run import PairLook, PairProposal, PairRun
+from migration.memory.pair_run import PairLook, PairProposal, PairShell
 from migration.memory.pair_tables import HalfState
 from migration.memory.run import EngineEnded, Resizer
 from migration.protocol.errors import PeerLost, Refused
@@ -128,7 +128,7 @@ class Member:
         self.resizer = Resizer(self.name, self.pool, now, self)
         self.half = FakeHalf(self)
         self.other: Member | None = None
-        self.pairing: PairRun | None = None
+        self.pairing: PairShell | None = None
         self.is_away = False
         self.given_up: list[str] = []
         self.cannot_load: str | None = None
@@ -171,7 +171,7 @@ class Member:
 
     def begin(self, proposal: PairProposal, theirs: str | None = None) -> None:
         assert self.other is not None
-        self.pairing = PairRun(
+        self.pairing = PairShell(
             proposal, self.name, self.half, self.resizer, self.other, self.give_up, lambda: None, theirs
         )
         self.pairing.begin()

@@ -13,7 +13,7 @@ from policies.memory.pairing import (
     HeldRequestSize,
     LayeredMemory,
     MemberLoad,
-    DemandOutlook,
+    Outlook,
     PairingTerms,
     PairSpeed,
     even_layers,
@@ -29,7 +29,7 @@ MODEL = LayeredMemory(ModelMemory(Bytes(4_000), Bytes(500), Bytes(0), Bytes(40),
 """Ten layers of 300 bytes, 1,000 bytes beside them, and blocks of 4 bytes per layer."""
 SPEED = PairSpeed(ReplicaSpeed(StepCosts(((1, 0.02),), context_s=1e-5), 0.0, 1000), HopCosts(), Bytes(100), 1e6)
 TERMS = PairingTerms()
-CALM = DemandOutlook(0.0, 1.0, Tokens(100), Tokens(100))
+CALM = Outlook(0.0, 1.0, Tokens(100), Tokens(100))
 GAIN = Tokens(500)
 
 
@@ -99,7 +99,7 @@ def test_replicas_pair_when_demand_exceeds_all_pools() -> None:
         ([load(0), load(1, free=False)], CALM),  # no partner without a group
     ],
 )
-def test_a_pair_is_the_last_rung(pool: list[MemberLoad], outlook: DemandOutlook) -> None:
+def test_a_pair_is_the_last_rung(pool: list[MemberLoad], outlook: Outlook) -> None:
     assert form(pool, GAIN, SPEED, outlook, TERMS) == ()
 
 
