@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from deployments.api.calls import MoveAccepted
 from deployments.scheduler.sleepers import PoolSleepers
+from migration.memory.tables import PoolState
 from policies.decision.observation import Status
 from policies.memory.ladder import Wait, Wake
 from policies.memory.plan import ASLEEP
@@ -121,6 +124,22 @@ async def test_an_order_without_an_answer_that_was_obeyed_counts_once_it_is_repo
     assert refusal(await pool.sleepers.wake(A))[0] == 503 and not pool.sleepers.follow()
     pool.states[A] = ReplicaState.WAKING
     assert (pool.sleepers.follow(), pool.sleepers.follow()) == (1, 0)
+
+
+@pytest.mark.parametrize("state", [PoolState.LOADING, PoolState.ASLEEP])
+async def test_no_division_orders_a_replica_that_loads_or_could_not_load(state: PoolState) -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    assert await pool.sleepers.wake(A) == MoveAccepted("a")
+    pool.node.state, pool.node.cause = state, "the file is gone"
+    pool.node.follow(A)
+    at = pool.node.replicas[A].at
+    await pool.node.divide(a=100)
+    assert pool.node.replicas[A].at == at, "another size would have it load again, and a failed wake come by itself"
+    pool.node.state = PoolState.SETTLED
+    pool.node.gather()
+    await pool.node.divide(a=100)
+    assert pool.node.ordered(A) == 100
 
 
 async def test_what_a_sleeper_was_measured_to_hold_counts() -> None:
