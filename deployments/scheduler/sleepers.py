@@ -10,6 +10,7 @@ from typing import Protocol
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.scheduler.node_memory import NodeMemory
+from migration.concurrency import Tasks
 from policies.decision.observation import Status
 from policies.memory.ladder import OpeningNeed, Sleep, Wait, Wake, climb, descend
 from policies.model import PoolId, ReplicaId, ReplicaState
@@ -72,6 +73,7 @@ class PoolSleepers:
         self._most = most
         self._to_sleep: set[ReplicaId] = set()
         self._to_wake: set[ReplicaId] = set()
+        self._giving_up = Tasks()
         self._known: set[ReplicaId] = set()
         """The sleepers as of the newest reports, and of the orders since."""
 
@@ -156,5 +158,13 @@ class PoolSleepers:
             elif (reason := self._memory.why_not_woken(replica)) is not None:
                 log.warning("replica %s does not wake: %s", replica, reason)
                 self._to_wake.discard(replica)
+                # While it is ordered to be awake, nobody else may have its memory.
+                self._giving_up.start(self._give_up(replica))
         before, self._known = self._known, set(self.asleep)
         return len(before) - len(self._known)
+
+    async def _give_up(self, replica: ReplicaId) -> None:
+        """Order a replica that could not wake to sleep."""
+        answer = await self._memory.sleep(replica)
+        if isinstance(answer, MoveRejected):
+            log.warning("replica %s keeps the memory of its wake: %s", replica, answer.message)

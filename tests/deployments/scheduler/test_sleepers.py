@@ -92,6 +92,9 @@ async def test_a_wake_that_fails_is_noticed_once() -> None:
     pool.node.gather()
     assert (pool.sleepers.follow(), pool.sleepers.follow()) == (-1, 0)
     assert pool.sleepers.asleep == {A} and pool.sleepers.climb() == Wake(A, 0), "it may be tried again"
+    for task in list(pool.sleepers._giving_up):
+        await task
+    assert pool.node.replicas[A].ordered == ASLEEP, "others may have its memory meanwhile"
 
 
 async def test_a_sleeper_that_ends_is_noticed_once() -> None:
