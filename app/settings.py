@@ -750,6 +750,11 @@ class Settings(ModelSections):
                 "autoscaling_config.target_ongoing_requests: both Serve and Mell would scale; remove it, or write "
                 "scheduler.mode: off"
             )
+        if by_serve and not model.deployment_config.autoscaling_config.min_replicas:
+            raise ValueError(
+                "autoscaling_config.min_replicas is 0: Serve would stop the last replica, and no request starts one; "
+                "write 1, or remove target_ongoing_requests"
+            )
         if not model.deployment_config.autoscaling_config.min_replicas and self.memory.budget_mib is None:
             raise ValueError(
                 "autoscaling_config.min_replicas is 0: replicas without requests sleep with memory.budget_mib only; "

@@ -95,6 +95,7 @@ _STATES = {
     PoolState.DROPPING: ReplicaState.ASLEEP,
     PoolState.ASLEEP: ReplicaState.ASLEEP,
     PoolState.LOADING: ReplicaState.WAKING,
+    PoolState.OVER: ReplicaState.DRAINING,
 }
 
 
@@ -117,12 +118,14 @@ class KvPool:
     def state(self, is_empty: bool) -> ReplicaState:
         """The state of a replica with or without requests whose engine lives, and that does not stop.
 
-        Without any, one that is about to fall asleep is ASLEEP already: nothing is left for it to drain.
+        Without any, one that is about to fall asleep is ASLEEP already: nothing is left for it to drain. One that could
+        not load is DRAINING until it is replaced.
         """
         if self._resizer is None:
             return ReplicaState.RUNNING
-        state = _STATES.get(self._resizer.state, ReplicaState.RUNNING)
-        return ReplicaState.ASLEEP if is_empty and state is ReplicaState.DRAINING else state
+        if is_empty and self._resizer.state is PoolState.EMPTYING:
+            return ReplicaState.ASLEEP
+        return _STATES.get(self._resizer.state, ReplicaState.RUNNING)
 
     def obey(self, order: MemoryOrder, shrink_s: float) -> MemoryReport:
         """See `ControlApi.set_memory`."""

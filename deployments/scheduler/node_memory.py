@@ -33,6 +33,7 @@ from deployments.api.report import ElasticMemory
 from deployments.config import MemorySettings
 from deployments.serve.seats import ClaimStore, SeatClaim
 from migration.concurrency import Tasks
+from migration.memory.tables import PoolState
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.ports import Clock
 from policies.decision.devices import Division, SeatSize
@@ -369,9 +370,12 @@ class NodeMemory:
         reported, pool = seat.reported, self._pool_of.get(seat.replica)
         if seat.model.is_claimed or reported is None or pool is None or reported.by_hand:
             return False
-        awake = reported.ordered.is_awake and reported.held.is_awake
         found = self._reported.get(pool, {}).get(seat.replica)
-        return awake and found is not None and not found.memory.is_paired
+        # A wake that has failed is ordered still, and one under way has all of its memory.
+        awake = reported.ordered.is_awake and reported.held.is_awake
+        if not awake or found is None or found.memory.is_paired:
+            return False
+        return found.memory.state not in (PoolState.ASLEEP, PoolState.LOADING)
 
     def follow(self, division: Division) -> None:
         """Take a division: orders follow while the mode is `act`, shrinks first.

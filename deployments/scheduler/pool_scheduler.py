@@ -433,6 +433,9 @@ class PoolScheduler:
 
     async def set_asleep(self, replica: str | None, asleep: bool) -> MoveAnswer:
         """See `OperatorApi.set_asleep`."""
+        mode = self._epochs().mode
+        if asleep and mode is not Mode.ACT:
+            return MoveRejected(422, f"scheduler.mode is {mode}: no request would wake it again; write act")
         if not self._devices.is_elastic:
             return MoveRejected(422, "memory.budget_mib is not set: no replica sleeps")
         await self._gatherer.gather_within(_OPERATOR_WAIT_S)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
-from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
+from deployments.api.calls import MoveAnswer, MoveRejected
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.scheduler.listing import Listing
 from deployments.scheduler.sleepers import Sleeping
@@ -99,7 +99,7 @@ class Scaler(Protocol):
         ...
 
     def follow_sleep(self) -> None:
-        """Follow the newest reports of sleeping replicas.
+        """Follow the newest reports of sleeping replicas: Serve's number stays, whatever falls asleep or wakes.
 
         Replicas whose wakes have failed are not wanted any longer: an opening may try again. Serve replaces a sleeper
         that has ended by a replica that is awake.
@@ -167,6 +167,9 @@ class ServeScaler:
         if not self._scales:
             return self._of_serve() if self._listing.listed else self.min_replicas
         if self._wanted is None and self._listing.listed:
+            if self.sleeping is not None:
+                # The number is without these sleepers.
+                self.sleeping.follow()
             self._wanted = self._inherited()
         return self.min_replicas if self._wanted is None else self._wanted
 
@@ -239,35 +242,42 @@ class ServeScaler:
 
     def follow_sleep(self) -> None:
         """See `Scaler.follow_sleep`."""
-        if self.sleeping is None:
-            return
-        changes = self.sleeping.follow()
-        if changes.failed or changes.lost:
-            left = self.wanted - changes.failed + changes.lost
-            self._wanted = max(self.min_replicas, min(left, self.max_replicas))
+        if self.sleeping is not None and self._wanted is not None and (more := self.sleeping.follow()):
+            self._wanted = self._bounded(self._wanted + more)
 
     async def sleep(self, replica: ReplicaId) -> MoveAnswer:
         """See `Scaler.sleep`."""
         if self.sleeping is None:
             return MoveRejected(422, _SLEEPLESS)
+        if replica in self.sleeping.asleep:
+            return MoveRejected(409, f"replica {replica} is asleep")
         if self.wanted <= self.min_replicas:
             return MoveRejected(422, f"min_replicas is {self.min_replicas}: lower it first (mell bounds)")
-        answer = await self.sleeping.sleep(replica)
-        if isinstance(answer, MoveAccepted):
-            self._wanted = self._one_less()
-            self.publish()
+        return await self._put_to_sleep(replica, self.sleeping)
+
+    async def _put_to_sleep(self, replica: ReplicaId, sleeping: Sleeping) -> MoveAnswer:
+        """Have a replica sleep. The numbers of those wanted awake and asleep change together: Serve's stays."""
+        before, self._wanted = self.wanted, self._one_less()
+        lowered = before - self._wanted
+        answer = await sleeping.sleep(replica)
+        if isinstance(answer, MoveRejected):
+            self._wanted = self._bounded(self.wanted + lowered)
+        self.publish()
         return answer
 
     async def wake(self, replica: ReplicaId) -> MoveAnswer:
         """See `Scaler.wake`."""
         if self.sleeping is None:
             return MoveRejected(422, _SLEEPLESS)
+        if replica not in self.sleeping.asleep:
+            return MoveRejected(409, f"replica {replica} is awake, or wakes already")
         if self.wanted >= self.max_replicas:
             return MoveRejected(422, f"max_replicas is {self.max_replicas}: raise it first (mell bounds)")
+        self._wanted = self.wanted + 1
         answer = await self.sleeping.wake(replica)
-        if isinstance(answer, MoveAccepted):
-            self._wanted = min(self.wanted + 1, self.max_replicas)
-            self.publish()
+        if isinstance(answer, MoveRejected):
+            self._wanted = self._one_less()
+        self.publish()
         return answer
 
     def mark_emptying(self, replicas: Collection[ReplicaId]) -> None:
@@ -305,13 +315,10 @@ class ServeScaler:
             log.info("replica %s is not closed: %s", replica, error)
             return
         if self.sleeping is not None and not drained and self.sleeping.keeps(replica):
-            answer = await self.sleeping.sleep(replica)
+            answer = await self._put_to_sleep(replica, self.sleeping)
             # It takes nothing until it wakes.
             await self._reopen(replica, fence)
-            if isinstance(answer, MoveAccepted):
-                self._wanted = self._one_less()
-                self.publish()
-            else:
+            if isinstance(answer, MoveRejected):
                 log.warning("replica %s does not sleep: %s", replica, answer.message)
             return
         try:

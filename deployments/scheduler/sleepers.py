@@ -6,11 +6,11 @@ of those awake. A replica counts as asleep from the order to sleep on, and as aw
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.scheduler.node_memory import NodeMemory
+from migration.concurrency import Tasks
 from policies.decision.observation import Status
 from policies.memory.ladder import OpeningNeed, Sleep, Wait, Wake, climb, descend
 from policies.model import PoolId, ReplicaId, ReplicaState
@@ -19,14 +19,6 @@ log = logging.getLogger("ray.serve")
 
 Statuses = Callable[[], Mapping[ReplicaId, Status]]
 """The newest reported statuses of the pool's replicas."""
-
-
-@dataclass(frozen=True, slots=True)
-class SleepChanges:
-    """The numbers of wakes that have failed, and of sleepers that have ended, since the reports before."""
-
-    failed: int = 0
-    lost: int = 0
 
 
 class Sleeping(Protocol):
@@ -55,15 +47,19 @@ class Sleeping(Protocol):
         ...
 
     async def wake(self, replica: ReplicaId) -> MoveAnswer:
-        """Order a replica to wake."""
+        """Order a sleeping or expected replica to wake. It counts as awake from the call on, unless it is refused."""
         ...
 
     async def sleep(self, replica: ReplicaId) -> MoveAnswer:
-        """Order a replica to sleep."""
+        """Order a replica that is awake to sleep. It counts as asleep from the call on, unless it is refused."""
         ...
 
-    def follow(self) -> "SleepChanges":
-        """Follow the newest reports; what they show."""
+    def follow(self) -> int:
+        """Follow the newest reports. Returns the number of sleepers that there are less by them, and not by orders.
+
+        A wake that fails is one more. So is a replica that a scheduler before had ordered to sleep, and one that obeys
+        an order without an answer; a sleeper that has ended is one less.
+        """
         ...
 
 
@@ -77,7 +73,9 @@ class PoolSleepers:
         self._most = most
         self._to_sleep: set[ReplicaId] = set()
         self._to_wake: set[ReplicaId] = set()
-        self._before: frozenset[ReplicaId] = frozenset()
+        self._giving_up = Tasks()
+        self._known: set[ReplicaId] = set()
+        """The sleepers as of the newest reports, and of the orders since."""
 
     @property
     def asleep(self) -> frozenset[ReplicaId]:
@@ -92,10 +90,12 @@ class PoolSleepers:
 
     def climb(self) -> Wake | Wait | None:
         """See `Sleeping.climb`. Without a sleeper there is nothing but a start."""
-        if not self.asleep:
+        asleep, waking = self.asleep, self._on_the_way()
+        if not asleep:
             return None
-        least = self._memory.least(self.asleep)
-        rung = climb(OpeningNeed(self._pool, least, apart=False), self._memory.ladder(self.asleep, self._on_the_way()))
+        if waking:
+            return Wait()
+        rung = climb(OpeningNeed(self._pool, self._memory.least(asleep), apart=False), self._memory.ladder(asleep, ()))
         return rung if isinstance(rung, Wake | Wait) else None
 
     def keeps(self, replica: ReplicaId) -> bool:
@@ -111,41 +111,43 @@ class PoolSleepers:
         """See `Sleeping.expect_wake`."""
         self._to_sleep.discard(replica)
         self._to_wake.add(replica)
+        self._known.discard(replica)
 
     async def wake(self, replica: ReplicaId) -> MoveAnswer:
         """See `Sleeping.wake`."""
-        if replica not in self.asleep | self._to_wake:
-            return MoveRejected(409, f"replica {replica} is awake")
+        answer: MoveAnswer
         if self._on_the_way() - {replica}:
-            return MoveRejected(409, "another replica is waking: one wakes at a time; try again")
-        self.expect_wake(replica)
-        answer = await self._memory.wake(replica)
+            answer = MoveRejected(409, "another replica is waking: one wakes at a time; try again")
+        else:
+            self.expect_wake(replica)
+            answer = await self._memory.wake(replica)
         if isinstance(answer, MoveAccepted):
             log.info("replica %s wakes", replica)
         else:
             self._to_wake.discard(replica)
+            self._known.add(replica)
         return answer
 
     async def sleep(self, replica: ReplicaId) -> MoveAnswer:
         """See `Sleeping.sleep`."""
-        if replica in self.asleep:
-            return MoveRejected(409, f"replica {replica} is asleep")
         self._to_wake.discard(replica)
         self._to_sleep.add(replica)
+        self._known.add(replica)
         answer = await self._memory.sleep(replica)
         if isinstance(answer, MoveAccepted):
             log.info("replica %s falls asleep", replica)
         else:
             self._to_sleep.discard(replica)
+            self._known.discard(replica)
         return answer
 
     def _on_the_way(self) -> set[ReplicaId]:
         """The replicas that wake, or are ordered to."""
         return self._to_wake | {r for r, status in self._statuses().items() if status.state is ReplicaState.WAKING}
 
-    def follow(self) -> SleepChanges:
+    def follow(self) -> int:
         """See `Sleeping.follow`. Orders that the reports show are not kept here any longer."""
-        statuses, failed = self._statuses(), 0
+        statuses = self._statuses()
         for replica in tuple(self._to_sleep):
             if replica not in statuses or statuses[replica].state is ReplicaState.ASLEEP:
                 self._to_sleep.discard(replica)
@@ -153,10 +155,16 @@ class PoolSleepers:
             is_gone = replica not in statuses
             if is_gone or statuses[replica].state is not ReplicaState.ASLEEP:
                 self._to_wake.discard(replica)
-            elif self._memory.why_not_woken(replica) is not None:
-                log.warning("replica %s does not wake: %s", replica, self._memory.why_not_woken(replica))
+            elif (reason := self._memory.why_not_woken(replica)) is not None:
+                log.warning("replica %s does not wake: %s", replica, reason)
                 self._to_wake.discard(replica)
-                failed += 1
-        lost = len(self._before - statuses.keys())
-        self._before = self.asleep
-        return SleepChanges(failed, lost)
+                # While it is ordered to be awake, nobody else may have its memory.
+                self._giving_up.start(self._give_up(replica))
+        before, self._known = self._known, set(self.asleep)
+        return len(before) - len(self._known)
+
+    async def _give_up(self, replica: ReplicaId) -> None:
+        """Order a replica that could not wake to sleep."""
+        answer = await self._memory.sleep(replica)
+        if isinstance(answer, MoveRejected):
+            log.warning("replica %s keeps the memory of its wake: %s", replica, answer.message)

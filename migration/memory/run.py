@@ -180,7 +180,7 @@ class Resizer:
         self._reserved = False
         self._lent: Blocks | None = None
         self.cause: str | None = None
-        """The reason why the replica does not have the plan that it was ordered to; None if it does, or will."""
+        """The reason why the replica does not have the plan that it was ordered to, or did not wake; else None."""
         self.counts = ResizeCounts()
         self.wakes = WakeCounts()
 
@@ -393,8 +393,11 @@ class Resizer:
         return PoolEvent.EMPTY
 
     async def _drop(self) -> PoolEvent:
-        self.cause = await self.memory.drop()
-        return PoolEvent.DROPPED if self.cause is None else PoolEvent.DROP_FAILED
+        failed = await self.memory.drop()
+        if failed is not None or not self._failed_loads:
+            # Else it stays known why the replica did not wake.
+            self.cause = failed
+        return PoolEvent.DROPPED if failed is None else PoolEvent.DROP_FAILED
 
     async def _load(self) -> PoolEvent:
         try:

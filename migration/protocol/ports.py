@@ -441,7 +441,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Prospects:
     """The prospects of a request without a replica.
 
     `wake_s` is the predicted time until a sleeping replica takes it, in seconds; None: none sleeps. `futile` is the
@@ -487,8 +487,8 @@ class Hosts(Protocol):
         ...
 
     @property
-    def outlook(self) -> Outlook:
-        """The outlook of requests for which there was no replica."""
+    def prospects(self) -> Prospects:
+        """The prospects of requests for which there was no replica."""
         ...
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:

@@ -532,5 +532,9 @@ def test_a_paced_engine_needs_no_gpu_on_the_cuda_build(monkeypatch: pytest.Monke
 def test_a_model_may_sleep_with_a_budget_alone() -> None:
     scaling = {"deployment_config": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}}}
     assert "min_replicas is 0: replicas without requests sleep with memory.budget_mib only" in refused(scaling)
-    (model,) = read_settings(scaling | {"memory": {"budget_mib": 4096}}).models
+    shared = {"memory": {"budget_mib": 4096}}
+    scaled = {"min_replicas": 0, "target_ongoing_requests": 2}
+    by_serve = {"deployment_config": {"autoscaling_config": scaled}, "scheduler": {"mode": "off"}}
+    assert "min_replicas is 0: Serve would stop the last replica" in refused(by_serve | shared)
+    (model,) = read_settings(scaling | shared).models
     assert model.deployment_config.autoscaling_config.initial == 1, "its first replica starts, and then sleeps"

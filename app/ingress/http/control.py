@@ -439,7 +439,7 @@ async def sleep_model(backend: Backend, model: ModelName) -> SleepSet:
     - No model has that name (404).
     - None of them is awake (409).
     - `memory.budget_mib` is not set, or the engine cannot sleep (422).
-    - `min_replicas` is not 0 (422).
+    - `min_replicas` is not 0, or the mode is not `act` (422).
     - The scheduler or the replica is away (503).
     """
     return SleepSet(id=_accepted(await backend.set_model_asleep(model, asleep=True)), asleep=True)
@@ -483,7 +483,7 @@ async def sleep_replica(backend: Backend, replica: Replica) -> SleepSet:
     - No such replica runs (404).
     - It is asleep (409).
     - `memory.budget_mib` is not set, or the engine cannot sleep (422).
-    - As few as `min_replicas` are awake (422).
+    - As few as `min_replicas` are awake, or the mode is not `act` (422).
     - The scheduler or the replica is away (503).
     """
     return SleepSet(id=_accepted(await backend.set_asleep(replica, asleep=True)), asleep=True)

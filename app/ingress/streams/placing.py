@@ -12,7 +12,7 @@ from deployments.api.calls import PlaceCall
 from deployments.api.protocols import PlacingApi, SchedulerClient
 from deployments.serve.coalesce import Coalescer
 from deployments.serve.membership import Membership
-from migration.protocol.ports import Outlook
+from migration.protocol.ports import Prospects
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, NoReplica, Place, PlacingAlone, PlacingView, Queue
@@ -78,12 +78,12 @@ class Placer:
         return self._naming
 
     @property
-    def outlook(self) -> Outlook:
-        """The outlook of requests for which there was no replica."""
+    def prospects(self) -> Prospects:
+        """The prospects of requests for which there was no replica."""
         running = self._membership.running
         if self._scheduler_down and running and self._asleep.issuperset(running):
-            return Outlook(futile="the model sleeps, and nothing wakes it while the scheduler is away")
-        return Outlook(self._wake_s)
+            return Prospects(futile="the model sleeps, and nothing wakes it while the scheduler is away")
+        return Prospects(self._wake_s)
 
     def describe(self, request: RequestId, content: PromptContent) -> None:
         """Set the content of a request that will be placed, until it has `ended`."""

@@ -14,7 +14,7 @@ from deployments.api.protocols import RemoteReplicas, ServingApi
 from deployments.serve.coalesce import Coalescer
 from deployments.serve.routing import Unrouted
 from migration.protocol.errors import PeerLost, Refused
-from migration.protocol.ports import Clock, Outlook
+from migration.protocol.ports import Clock, Prospects
 from migration.protocol.request import ModelIdentity, RequestSpec
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
@@ -106,9 +106,9 @@ class EngineCalls:
         self._change = asyncio.Event()
 
     @property
-    def outlook(self) -> Outlook:
-        """See `Hosts.outlook`."""
-        return self._placer.outlook
+    def prospects(self) -> Prospects:
+        """See `Hosts.prospects`."""
+        return self._placer.prospects
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
         """See `Hosts.place`."""

@@ -9,11 +9,11 @@ from benchmarks.evaluation.page import fill
 from benchmarks.instruments.runs import append_runs, read_runs
 from benchmarks.memserve import live
 from benchmarks.memserve.__main__ import PAGE
-from benchmarks.memserve.live import RATES, SYSTEMS, PairAnswer, PairShell, counted, predict, tables
+from benchmarks.memserve.live import RATES, SYSTEMS, PairAnswer, PairRun, counted, predict, tables
 from benchmarks.routing import case
 from simulator.errors import BadInput
 
-RUN = PairShell("full", "loogle_like", 0, (PairAnswer(0.1, 2.1, 100, 60, 41), PairAnswer(0.3, 0.3, 100, 20, 1)), {})
+RUN = PairRun("full", "loogle_like", 0, (PairAnswer(0.1, 2.1, 100, 60, 41), PairAnswer(0.3, 0.3, 100, 20, 1)), {})
 
 
 def test_hand_overs_are_counted_by_outcome() -> None:
@@ -29,12 +29,12 @@ mell_migrations_total{outcome="committed",path="kv",reason="balance"} 9.0
 
 def test_runs_are_appended_to_a_file_of_runs(tmp_path: Path) -> None:
     path = tmp_path / "runs"
-    assert read_runs(path, PairShell) == []
+    assert read_runs(path, PairRun) == []
     append_runs(path, RUN)
-    assert read_runs(path, PairShell) == [RUN]
+    assert read_runs(path, PairRun) == [RUN]
     path.write_text("{}\n")
     with pytest.raises(BadInput, match="is not a file of runs"):
-        read_runs(path, PairShell)
+        read_runs(path, PairRun)
 
 
 def test_only_what_the_file_lacks_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from deployments.api.calls import (
 from deployments.api.report import ElasticMemory
 from deployments.config import MemorySettings
 from deployments.scheduler.node_memory import CLAIM_S, WAIT_S, BudgetedPool, NodeMemory, ReportedMemory
+from migration.memory.tables import PoolState
 from migration.protocol.errors import PeerLost
 from policies.decision.devices import SeatSize
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
@@ -58,6 +59,7 @@ class Node:
         self.cause: str | None = None
         self.sleepless: str | None = None
         self.asleep_mib = 20
+        self.state = PoolState.SETTLED
         self.silent: set[ReplicaId] = set()
         self.listed: set[ReplicaId] = set()
         self.time = 0.0
@@ -106,7 +108,7 @@ class Node:
         held = self.replicas[name].held.blocks or Blocks(0)
         report, used, model = self.report(name), Blocks(9), replace(MODEL, asleep=Bytes(self.asleep_mib * MIB))
         memory = ElasticMemory(
-            report, model, Blocks(900), self.start, held, used, "settled", self.cause, self.sleepless
+            report, model, Blocks(900), self.start, held, used, self.state, self.cause, self.sleepless
         )
         return ReportedMemory("n", memory, block_tokens=16)
 

@@ -9,7 +9,6 @@ import pytest
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.scheduler import scaler
 from deployments.scheduler.scaler import ServeScaler
-from deployments.scheduler.sleepers import SleepChanges
 from deployments.serve.bounds import Bounds
 from deployments.serve.scaling import Wanted
 from migration.protocol.errors import PeerLost, Refused
@@ -300,7 +299,8 @@ class FakeSleeping:
     def __init__(self, *asleep: ReplicaId, keeps: bool = True) -> None:
         self.asleep = frozenset(asleep)
         self.waking = 0
-        self.changes = SleepChanges()
+        self.more = 0
+        self.while_asked: Callable[[], None] = lambda: None
         self.ways: list[Wake | Wait | None] = []
         self.refuses = False
         self._keeps = keeps
@@ -316,17 +316,20 @@ class FakeSleeping:
 
     async def wake(self, replica: ReplicaId) -> MoveAnswer:
         self.asleep -= {replica}
+        self.while_asked()
         return MoveRejected(422, "no room") if self.refuses else MoveAccepted(replica)
 
     async def sleep(self, replica: ReplicaId) -> MoveAnswer:
-        if self.refuses:
-            return MoveRejected(503, "it is away")
         self.asleep |= {replica}
+        self.while_asked()
+        if self.refuses:
+            self.asleep -= {replica}
+            return MoveRejected(503, "it is away")
         return MoveAccepted(replica)
 
-    def follow(self) -> SleepChanges:
-        changes, self.changes = self.changes, SleepChanges()
-        return changes
+    def follow(self) -> int:
+        more, self.more = self.more, 0
+        return more
 
 
 async def test_a_closed_replica_sleeps_before_one_stops_and_serve_keeps_it(make: Callable[..., World]) -> None:
@@ -368,9 +371,10 @@ async def test_while_another_one_wakes_nothing_opens(make: Callable[..., World])
 async def test_a_wake_that_does_not_succeed_is_wanted_no_longer(make: Callable[..., World], refused: bool) -> None:
     world = make("ab")
     world.scaler.sleeping = sleeping = FakeSleeping(A)
-    sleeping.ways, sleeping.refuses, sleeping.changes = [Wake(A, 0)], refused, SleepChanges(int(not refused))
+    sleeping.ways, sleeping.refuses = [Wake(A, 0)], refused
     world.scaler.open(1)
     await settle()
+    sleeping.more = 0 if refused else -1
     world.scaler.follow_sleep()
     assert world.scaler.wanted == 1
 
@@ -380,7 +384,7 @@ async def test_a_sleeper_that_ends_is_replaced_by_a_replica_that_is_awake(make: 
     world.scaler.sleeping = FakeSleeping(A)
     assert world.scaler.wanted == 1
     world.scaler.sleeping = sleeping = FakeSleeping()
-    sleeping.changes = SleepChanges(lost=1)
+    sleeping.more = 1
     world.scaler.follow_sleep()
     world.scaler.publish()
     assert world.scaler.wanted == 2 and world.store == Wanted(2, 100.0)
@@ -396,5 +400,34 @@ async def test_operators_close_and_open_by_sleep_within_the_bounds(make: Callabl
     assert isinstance(answer, MoveRejected) and "min_replicas is 1" in answer.message
     assert await world.scaler.wake(A) == MoveAccepted(A) and world.scaler.wanted == 2
     world.scaler.max_replicas = 2
-    answer = await world.scaler.wake(A)
+    world.scaler.sleeping.asleep = frozenset({B})
+    answer = await world.scaler.wake(B)
     assert isinstance(answer, MoveRejected) and "max_replicas is 2" in answer.message
+
+
+@pytest.mark.parametrize("refused", [True, False])
+@pytest.mark.parametrize("wakes", [True, False])
+async def test_serves_number_stays_while_an_order_to_sleep_or_to_wake_has_no_answer(
+    make: Callable[..., World], wakes: bool, refused: bool
+) -> None:
+    world, published = make("ab"), []
+    world.scaler.sleeping = sleeping = FakeSleeping(*([A] if wakes else []))
+    assert world.scaler.wanted == (1 if wakes else 2)
+
+    def epoch() -> None:
+        world.scaler.publish()
+        published.append(world.store)
+
+    sleeping.while_asked, sleeping.refuses = epoch, refused
+    await (world.scaler.wake(A) if wakes else world.scaler.sleep(A))
+    assert published == [Wanted(2, 100.0)], "Serve would stop the replica that wakes, or start another one"
+    if not refused:
+        assert world.scaler.wanted == (2 if wakes else 1) and world.store == Wanted(2, 100.0)
+
+
+async def test_a_replica_that_wakes_already_is_not_counted_twice(make: Callable[..., World]) -> None:
+    world = make("ab")
+    world.scaler.sleeping = FakeSleeping(A)
+    world.scaler.sleeping.expect_wake(A)
+    answer = await world.scaler.wake(A)
+    assert isinstance(answer, MoveRejected) and answer.status == 409

@@ -892,6 +892,12 @@ async def test_bounds_are_refused_where_nothing_opens_replicas() -> None:
     assert isinstance(answer, MoveRejected) and answer.status == 422 and "scheduler.mode is off" in answer.message
 
 
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBSERVE])
+async def test_nothing_falls_asleep_where_no_request_would_wake_it(mode: Mode) -> None:
+    answer = await three(mode=mode).core.set_asleep(SOLE_POOL, None, asleep=True)
+    assert isinstance(answer, MoveRejected) and answer.status == 422 and f"scheduler.mode is {mode}" in answer.message
+
+
 # --- the loop -----------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from deployments.api.calls import MoveAccepted
-from deployments.scheduler.sleepers import PoolSleepers, SleepChanges
+from deployments.scheduler.sleepers import PoolSleepers
+from migration.memory.tables import PoolState
 from policies.decision.observation import Status
 from policies.memory.ladder import Wait, Wake
 from policies.memory.plan import ASLEEP
@@ -28,7 +31,7 @@ class Pool:
         assert await self.sleepers.sleep(name) == MoveAccepted(name)
         self.node.follow(name)
         self.states[name] = ReplicaState.ASLEEP
-        assert self.sleepers.follow() == SleepChanges()
+        assert not self.sleepers.follow()
 
 
 async def test_a_replica_counts_as_asleep_from_the_order_on_and_as_awake_from_the_next_one_on() -> None:
@@ -40,12 +43,10 @@ async def test_a_replica_counts_as_asleep_from_the_order_on_and_as_awake_from_th
     pool.node.follow(A)
     pool.states[A] = ReplicaState.ASLEEP
     pool.sleepers.follow()
-    assert refusal(await pool.sleepers.sleep(A)) == (409, "replica a is asleep")
     assert await pool.sleepers.wake(A) == MoveAccepted("a")
     assert not pool.sleepers.asleep and pool.sleepers.waking == 1, "it is on its way, and not reported yet"
     pool.states[A] = ReplicaState.WAKING
-    assert pool.sleepers.follow() == SleepChanges() and not pool.sleepers.waking
-    assert refusal(await pool.sleepers.wake(A))[0] == 409
+    assert not pool.sleepers.follow() and not pool.sleepers.waking
 
 
 async def test_a_wake_takes_the_pool_of_the_start_or_what_is_left_and_needs_its_floor() -> None:
@@ -86,18 +87,62 @@ async def test_a_wake_that_fails_is_noticed_once() -> None:
     pool = Pool("a", "b")
     await pool.puts_to_sleep(A)
     await pool.sleepers.wake(A)
-    assert pool.sleepers.follow() == SleepChanges() and pool.sleepers.waking == 1
+    assert not pool.sleepers.follow() and pool.sleepers.waking == 1
     pool.node.cause = "the file is gone"
     pool.node.gather()
-    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (SleepChanges(failed=1), SleepChanges())
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (-1, 0)
     assert pool.sleepers.asleep == {A} and pool.sleepers.climb() == Wake(A, 0), "it may be tried again"
+    for task in list(pool.sleepers._giving_up):
+        await task
+    assert pool.node.replicas[A].ordered == ASLEEP, "others may have its memory meanwhile"
 
 
 async def test_a_sleeper_that_ends_is_noticed_once() -> None:
     pool = Pool("a", "b")
     await pool.puts_to_sleep(A)
     del pool.states[A]
-    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (SleepChanges(lost=1), SleepChanges())
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (1, 0)
+
+
+async def test_a_refused_wake_leaves_a_sleeper_that_another_opening_wakes() -> None:
+    pool = Pool("a", "b", most=2)
+    await pool.puts_to_sleep(A)
+    await pool.puts_to_sleep(B)
+    pool.sleepers.expect_wake(A)
+    assert pool.sleepers.climb() == Wait(), "one wakes at a time, on whatever node"
+    pool.sleepers.expect_wake(B)
+    assert refusal(await pool.sleepers.wake(A))[0] == 409
+    assert await pool.sleepers.wake(B) == MoveAccepted("b")
+    assert pool.sleepers.asleep == {A} and pool.sleepers.waking == 1
+
+
+async def test_an_order_without_an_answer_that_was_obeyed_counts_once_it_is_reported() -> None:
+    pool = Pool("a", "b")
+    pool.node.lost = True
+    assert refusal(await pool.sleepers.sleep(A))[0] == 503
+    pool.states[A] = ReplicaState.DRAINING
+    assert not pool.sleepers.follow() and not pool.sleepers.asleep
+    pool.states[A] = ReplicaState.ASLEEP
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (-1, 0)
+    assert refusal(await pool.sleepers.wake(A))[0] == 503 and not pool.sleepers.follow()
+    pool.states[A] = ReplicaState.WAKING
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (1, 0)
+
+
+@pytest.mark.parametrize("state", [PoolState.LOADING, PoolState.ASLEEP])
+async def test_no_division_orders_a_replica_that_loads_or_could_not_load(state: PoolState) -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    assert await pool.sleepers.wake(A) == MoveAccepted("a")
+    pool.node.state, pool.node.cause = state, "the file is gone"
+    pool.node.follow(A)
+    at = pool.node.replicas[A].at
+    await pool.node.divide(a=100)
+    assert pool.node.replicas[A].at == at, "another size would have it load again, and a failed wake come by itself"
+    pool.node.state = PoolState.SETTLED
+    pool.node.gather()
+    await pool.node.divide(a=100)
+    assert pool.node.ordered(A) == 100
 
 
 async def test_what_a_sleeper_was_measured_to_hold_counts() -> None:

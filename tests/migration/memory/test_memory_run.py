@@ -304,6 +304,9 @@ async def test_a_load_that_fails_leaves_it_asleep_and_three_in_a_row_give_the_en
     ordered.order(20)
     await ordered.resizer.settled()
     assert ordered.state() is PoolState.ASLEEP and ordered.cause() == "the file is gone"
+    ordered.order(None)
+    await ordered.resizer.settled()
+    assert ordered.resizer.report.held == ASLEEP and ordered.cause() == "the file is gone", "it stays known"
     assert not ordered.is_open() and ordered.given_up is None
     ordered.order(20)
     await ordered.resizer.settled()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from migration.protocol.continuing import plain_spec
-from migration.protocol.ports import Outlook
+from migration.protocol.ports import Prospects
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import Delta, Moved, Moving, RequestSpec
 from migration.protocol.tables.reader import TERM, ReaderState
@@ -25,7 +25,7 @@ class Calls:
     """Implements `Hosts`: replicas that take everything. A question to a replica waits for its `answers`."""
 
     running = (A, B, C)
-    outlook = Outlook()
+    prospects = Prospects()
 
     def __init__(self) -> None:
         self.answers: dict[ReplicaId, asyncio.Future[bool]] = {}

@@ -1,0 +1,42 @@
+"""The state of a replica by that of its memory."""
+
+import pytest
+
+from deployments.replica.elastic import KvPool
+from policies.memory.ledger import MemoryOrder, OrderNumber
+from policies.memory.plan import ASLEEP, MemoryPlan
+from policies.model import Blocks, ReplicaState
+from tests.migration.memory.test_memory_run import FakePool, R
+
+pytestmark = pytest.mark.virtual_time
+
+
+class NoRequests:
+    """Implements `HostedRequests` for a replica without any."""
+
+    is_empty = True
+
+    def __init__(self) -> None:
+        self.given_up: list[str] = []
+
+    def close(self) -> None: ...
+
+    def open(self) -> None: ...
+
+    def give_back(self, blocks: Blocks) -> None: ...
+
+    def give_up(self, reason: str) -> None:
+        self.given_up.append(reason)
+
+
+async def test_a_replica_that_cannot_load_takes_no_request_until_it_is_replaced() -> None:
+    memory, requests = FakePool(), NoRequests()
+    memory.unloadable = 3
+    pool = KvPool(R, memory, requests, OrderNumber(0))
+    assert pool._resizer is not None
+    states = []
+    for number, plan in enumerate([ASLEEP, *[MemoryPlan(Blocks(8))] * 3], start=1):
+        pool.obey(MemoryOrder(R, OrderNumber(1, number), plan), 5.0)
+        await pool._resizer.settled()
+        states.append(pool.state(is_empty=True))
+    assert states == [ReplicaState.ASLEEP] * 3 + [ReplicaState.DRAINING] and requests.given_up
