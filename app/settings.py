@@ -713,6 +713,8 @@ class Settings(ModelSections):
         for name in _SIZES_OF_POOLS:
             if name in model.engine_kwargs:
                 raise ValueError(f"engine_kwargs.{name}: memory.budget_mib decides on the KV pool; remove one of them")
+        if "worker_cls" in model.engine_kwargs:
+            raise ValueError("engine_kwargs.worker_cls: memory.budget_mib has workers of its own; remove one of them")
         if model.cache.dram_gib:
             raise ValueError(
                 "cache.dram_gib: a tier of host memory finds KV blocks by ids, which change with memory.budget_mib; "

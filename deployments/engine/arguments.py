@@ -21,7 +21,6 @@ from migration.kv.pool import DECLARED
 OWNED = (
     "kv_events_config",
     "kv_transfer_config",
-    "worker_cls",
     "worker_extension_cls",
     "distributed_executor_backend",
     "model",

@@ -80,7 +80,7 @@ with `tensor_parallel_size: n`. [limits.md](limits.md#what-moves-how) lists how 
 Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`; with `enable_lora`,
 also `lora_target_modules`, the projections of attention and MLPs ([limits.md](limits.md#api) has the reason). The
 model's name in vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets `model`,
-`kv_events_config`, `kv_transfer_config`, `worker_cls`, `worker_extension_cls` and `distributed_executor_backend`.
+`kv_events_config`, `kv_transfer_config`, `worker_extension_cls` and `distributed_executor_backend`.
 
 | Often set | Meaning |
 |---|---|

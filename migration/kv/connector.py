@@ -326,6 +326,11 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._remote_rows: RemoteRows | None = None
 
     @property
+    def is_elastic(self) -> bool:
+        """True if the KV pool grows and shrinks."""
+        return self._declared_times is not None
+
+    @property
     def host_blocks(self) -> int:
         """The number of blocks for which a tier of host memory has room; only the worker side knows it."""
         return 0

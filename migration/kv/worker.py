@@ -8,14 +8,16 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
 from migration.kv.connector import MellConnector
-from migration.kv.parameters import Parameters
 from migration.protocol.errors import TransferFailed
+
+if TYPE_CHECKING:
+    from migration.kv.parameters import Parameters
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,8 @@ class MellWorker:
     model_runner: Any
     """The Worker's model runner."""
     vllm_config: VllmConfig
-    mell_parameters: Parameters
+    mell_parameters: "Parameters"
+    """Those of an engine with an elastic pool."""
 
     def mell_describe(self) -> dict[str, Any]:
         """The cache's `ShardShape` ("layout"), the copier's address, and the process ids.
@@ -34,9 +37,9 @@ class MellWorker:
         If blocks cannot be moved, the layout is None, there is no copier, and "unsupported" has the reason; in
         "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
         of n tokens hold n / block size blocks only if the cache is "plain". "host_blocks" are those for which a tier of
-        host memory has room, 0 without one; "parameter_bytes" is the size of the parameters but for biases, which stay, and
-        "kept_parameters" the reason why they cannot be dropped, None if they can. An engine of a pooling model has no
-        connector at all.
+        host memory has room, 0 without one; "parameter_bytes" is the size of the parameters without biases, which stay,
+        0 unless the pool is elastic, and "kept_parameters" the reason why they cannot be dropped, None if they can. An
+        engine of a pooling model has no connector at all.
 
         Must be called before the first request: it also gives the connector the model runner.
         """
@@ -46,7 +49,6 @@ class MellWorker:
             return {**_WITHOUT_CONNECTOR, **processes}
         connector = connector_of_worker()
         connector.runner = self.model_runner
-        self.mell_parameters = Parameters(self.model_runner.get_model(), self.vllm_config)
         layout = connector.layout
         return {
             "layout": list(layout.shape) if layout else None,
@@ -57,11 +59,17 @@ class MellWorker:
             "unsupported": connector.unsupported,
             "unmirrored": connector.unmirrored,
             "host_blocks": connector.host_blocks,
-            "parameter_bytes": self.mell_parameters.size,
-            "kept_parameters": self.mell_parameters.why_kept(),
+            **(self._describe_parameters() if connector.is_elastic else _NOT_DROPPED),
             "copier": connector.copier.address if connector.copier else None,
             **processes,
         }
+
+    def _describe_parameters(self) -> dict[str, Any]:
+        # A version of vLLM may lack what this needs, and then no pool is elastic.
+        from migration.kv.parameters import Parameters
+
+        self.mell_parameters = Parameters(self.model_runner.get_model(), self.vllm_config)
+        return {"parameter_bytes": self.mell_parameters.size, "kept_parameters": self.mell_parameters.why_kept()}
 
     def mell_renumber(self, moved: Sequence[tuple[int, int]]) -> None:
         """See `MellConnector.renumber`; the executor calls it (`executor`)."""
@@ -89,6 +97,8 @@ class MellWorker:
         return None
 
 
+_NOT_DROPPED: dict[str, Any] = {"parameter_bytes": 0, "kept_parameters": "memory.budget_mib is not set"}
+
 _WITHOUT_CONNECTOR: dict[str, Any] = {
     "layout": None,
     "quantized": False,
@@ -98,8 +108,7 @@ _WITHOUT_CONNECTOR: dict[str, Any] = {
     "unsupported": "the engine has no connector",
     "unmirrored": "a pooling model's cache is not followed",
     "host_blocks": 0,
-    "parameter_bytes": 0,
-    "kept_parameters": "a pooling model's parameters are not dropped",
+    **_NOT_DROPPED,
     "copier": None,
 }
 """The description of a worker of a pooling model."""

@@ -375,6 +375,7 @@ def test_an_engine_that_mell_cannot_serve_with_is_refused(feature: str, argument
         ({"engine_kwargs": {"gpu_memory_utilization": 0.5}}, "engine_kwargs.gpu_memory_utilization: memory.budget_mib"),
         ({"engine_kwargs": {"kv_cache_memory_bytes": 9}}, "engine_kwargs.kv_cache_memory_bytes: memory.budget_mib"),
         ({"cache": {"dram_gib": 1.0}}, "cache.dram_gib: a tier of host memory finds KV blocks by ids"),
+        ({"engine_kwargs": {"worker_cls": "my.Worker"}}, "engine_kwargs.worker_cls: memory.budget_mib has workers of"),
         ({"deployment_config": {"num_gpus": 1}}, "memory.budget_mib: KV pools change their sizes on CPU only"),
     ],
 )

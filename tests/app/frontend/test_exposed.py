@@ -351,7 +351,8 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
             answer = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS])
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
             described = (await client.get("/openapi.json")).json()
-            assert set(described["paths"]) == {*BODIES, SCORING, "/v1/models", *(route.path for route in ROUTES)}
+            own = (route.path.replace(":path}", "}") for route in ROUTES)
+            assert set(described["paths"]) == {*BODIES, SCORING, "/v1/models", *own}
             for path, status in (("/health", 200), ("/version", 200), ("/v1/models", 200), ("/load", 200), ("/", 404)):
                 assert (await client.get(path)).status_code == status
             client.headers["Authorization"] = "Bearer eve"

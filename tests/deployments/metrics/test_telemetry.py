@@ -90,6 +90,8 @@ def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
         ("p", "s", "STARTING"): 0,
         ("p", "s", "DRAINING"): 0,
         ("p", "s", "STOPPED"): 0,
+        ("p", "s", "ASLEEP"): 0,
+        ("p", "s", "WAKING"): 0,
     }
     assert seen["mell_gpu_seconds_total"] == {("p", "s"): 7.5}
     assert seen["mell_replicas_wanted"] == {("p", "s"): 2}

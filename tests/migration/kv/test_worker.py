@@ -58,13 +58,20 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "unsupported": None,
         "unmirrored": None,
         "host_blocks": 0,
-        "parameter_bytes": 4 * 3 * 4,
-        "kept_parameters": None,
+        "parameter_bytes": 0,
+        "kept_parameters": "memory.budget_mib is not set",
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
         "starter_pid": None,
     }
     assert connector.runner is extension.model_runner
+
+
+def test_parameters_of_an_engine_with_an_elastic_pool_are_described(group: dict[str, Any]) -> None:
+    connector, _ = make_worker()
+    connector._declared_times = 3.0
+    described = make_extension(group, connector).mell_describe()
+    assert (described["parameter_bytes"], described["kept_parameters"]) == (4 * 3 * 4, None)
 
 
 def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any]) -> None:
