@@ -62,6 +62,7 @@ def test_every_part_of_the_page_is_renewed(page: str) -> None:
     assert [name for name, _ in renewed] == [name for name, _ in kept]
     same = {name for (name, old), (_, new) in zip(kept, renewed, strict=True) if old == new}
     of_others = {"memserve-claims", "memserve-settings", "memserve-live", "disaggregation-modes"}
+    of_others |= {"kunserve-claims", "kunserve-contenders", "kunserve-variants"}
     assert {name for name in same if not dict(kept)[name].startswith("![")} == of_others
 
 

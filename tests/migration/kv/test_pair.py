@@ -90,8 +90,8 @@ def test_a_layer_goes_and_comes_back_with_the_rows_that_steps_write_meanwhile(tw
     assert list(half.remote) == [3]
     assert layers.dropped == 1
     assert two.guests.layers == 1
-    half.copy(3, range(1, BLOCKS), back=True)
     layers.caches[3].zero_()
+    half.copy(3, range(1, BLOCKS), back=True)
     two.copied()
     layers.caches[3][9] = 0.0
     half.note_step(torch.tensor([9 * 4]))

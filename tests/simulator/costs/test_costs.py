@@ -46,7 +46,7 @@ def test_shipped_costs_have_a_provenance_for_each_figure(name: str) -> None:
 
 
 def test_the_shipped_costs_are_those_of_the_papers_testbed_and_of_a_fast_one() -> None:
-    assert shipped_costs() == ["a100-40g-13b-pcie", "h100-8b-nvlink", "rtx4090-7b-pcie"]
+    assert shipped_costs() == ["a100-40g-13b-pcie", "a100-80g-14b-200gb", "h100-8b-nvlink", "rtx4090-7b-pcie"]
 
 
 def test_a_written_file_reads_as_the_same_costs(tmp_path: Path) -> None:
