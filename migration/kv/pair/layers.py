@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 _ARGUMENTS = ("positions", "hidden_states", "residual")
+_MODEL_ARGUMENTS = {"input_ids", "positions", "intermediate_tensors", "inputs_embeds"}
 _NUMBERED = re.compile(r"(.+)\.(\d+)\..+")
 
 
@@ -30,15 +31,20 @@ class DecoderLayers:
         if len(lists) != 1 or None in found:
             raise Unpairable("the model's layers are not one list")
         numbered = {int(match[2]): name for match, name in zip(found, names, strict=True) if match}
-        modules = model.get_submodule(lists.pop())
+        prefix = lists.pop()
+        modules = _submodule(model, prefix)
+        if not isinstance(modules, nn.ModuleList):
+            raise Unpairable(f"the model's layers are not in a list at {prefix}")
         if sorted(numbered) != list(range(len(modules))) or len(names) != len(modules):
             raise Unpairable("not every layer of the model has one KV cache")
-        self.prefix = next(match[1] for match in found if match)
         self.names = [numbered[i] for i in range(len(modules))]
         self.modules: list[nn.Module] = list(modules)
         self._attention = [attention[name] for name in self.names]
         for module in self.modules:
             _check_arguments(module)
+        _check_caller(model.get_submodule(prefix.rpartition(".")[0]))
+        if len({self.cache(i).data_ptr() for i in range(len(self))}) != len(self):
+            raise Unpairable("layers of the model share a KV cache")
         for i in range(len(self)):
             if not self.cache(i).is_contiguous():
                 raise Unpairable("the KV cache of a layer is not contiguous")
@@ -65,10 +71,25 @@ def as_rows(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(cache.shape[0], -1).view(torch.int32)
 
 
+def _submodule(model: Any, name: str) -> nn.Module | None:
+    """A module by its name; None if the model has none, as if attention has another name than its module."""
+    try:
+        found: nn.Module = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return found
+
+
 def _check_arguments(module: nn.Module) -> None:
-    """Raise Unpairable unless a layer is called with positions, hidden states and residual alone."""
-    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
-    more = [p for p in parameters[len(_ARGUMENTS) :] if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if tuple(p.name for p in parameters[: len(_ARGUMENTS)]) != _ARGUMENTS or more:
-        names = ", ".join(p.name for p in parameters)
-        raise Unpairable(f"the model's layers have other arguments ({names}) than {', '.join(_ARGUMENTS)}")
+    """Raise Unpairable unless a layer has the arguments positions, hidden states and residual, and no other."""
+    names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+    if names != _ARGUMENTS:
+        raise Unpairable(f"the model's layers have other arguments ({', '.join(names)}) than {', '.join(_ARGUMENTS)}")
+
+
+def _check_caller(module: nn.Module) -> None:
+    """Raise Unpairable if the module with the layers takes more than tokens: it may use that between two layers."""
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    names = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    if more := names - _MODEL_ARGUMENTS - {"self"}:
+        raise Unpairable(f"the model's layers are called with {', '.join(sorted(more))} in between")

@@ -200,6 +200,7 @@ class PairWorker(CPUWorker):
             "it has several workers": config.parallel_config.world_size > 1,
             "it has adapters (enable_lora)": config.lora_config is not None,
             "it decodes speculatively": config.speculative_config is not None,
+            "its positions have several axes (M-RoPE)": config.model_config.uses_mrope,
             "its model is compiled (engine_kwargs.enforce_eager: false)": not config.model_config.enforce_eager,
         }
         found = [reason for reason, holds in reasons.items() if holds]
