@@ -76,6 +76,11 @@ class ElasticMemory:
         return self.pair is not None and self.pair.state != HalfState.OVER
 
     @property
+    def least(self) -> Blocks:
+        """The fewest blocks that it may be ordered to have."""
+        return self.model.least_with(self.report.ordered.remote)
+
+    @property
     def parts(self) -> dict[str, int]:
         """The bytes of the plan that it holds, by kind."""
         model, held = self.model, self.report.held.blocks
@@ -94,7 +99,7 @@ class ElasticMemory:
             "ordered_blocks": ordered,
             "held_blocks": held,
             "declared_blocks": self.declared,
-            "least_blocks": self.model.floor,
+            "least_blocks": self.least,
             "used_blocks": self.used,
             **{f"{kind}_mib": size >> 20 for kind, size in self.parts.items()},
             "by_hand": self.report.by_hand,

@@ -637,9 +637,11 @@ def _ordered(seat: Seat) -> Blocks:
 
 def _out_of_bounds(memory: ElasticMemory, wanted: Blocks) -> str | None:
     """The reason why the replica cannot have the wanted blocks, whatever others have."""
-    if wanted < memory.model.floor:
-        least = memory.model.floor
-        return f"a pool of {wanted} blocks does not hold a request of max_model_len: write {least} or more"
+    if wanted < memory.least:
+        lacks = (
+            "have room for layers that come back" if memory.report.ordered.remote else "hold a request of max_model_len"
+        )
+        return f"a pool of {wanted} blocks does not {lacks}: write {memory.least} or more"
     if wanted > memory.declared:
         return f"{wanted} blocks are more than the {memory.declared} that the replica can have (memory.declared)"
     return None

@@ -78,6 +78,13 @@ class ModelMemory:
         """The KV blocks within `size` bytes of a replica that has all parameters, and the KV of one layer twice."""
         return Blocks(self.blocks_in(size) * self.layers // (self.layers + 1))
 
+    def least_with(self, remote: int) -> Blocks:
+        """The fewest blocks to order of a replica with `remote` layers: it can have these back within that memory."""
+        if not remote:
+            return self.floor
+        exchanging, parameters = self.floor * (self.layers + 1), remote * self.layer
+        return Blocks(-(-exchanging // self.layers) + -(-parameters // self.block))
+
 
 def mib_of(size: int) -> int:
     """A size in bytes as MiB, rounded up."""

@@ -55,6 +55,7 @@ class Node:
             ReplicaId(name): ReplicaMemory(ReplicaId(name), OrderNumber(FENCE), plan, plan) for name in names
         }
         self.start = Blocks(blocks)
+        self.model = MODEL
         self.lost = self.acts = False
         self.cause: str | None = None
         self.sleepless: str | None = None
@@ -106,7 +107,7 @@ class Node:
 
     def reported(self, name: ReplicaId) -> ReportedMemory:
         held = self.replicas[name].held.blocks or Blocks(0)
-        report, used, model = self.report(name), Blocks(9), replace(MODEL, asleep=Bytes(self.asleep_mib * MIB))
+        report, used, model = self.report(name), Blocks(9), replace(self.model, asleep=Bytes(self.asleep_mib * MIB))
         memory = ElasticMemory(
             report, model, Blocks(900), self.start, held, used, self.state, self.cause, self.sleepless
         )
@@ -209,6 +210,16 @@ async def test_sizes_out_of_bounds_are_refused(blocks: int, message: str) -> Non
     node = Node("a", "b")
     status, why = refusal(await node.order(A, blocks))
     assert status == 422 and why.startswith(message)
+
+
+async def test_a_pool_in_a_pair_keeps_room_for_the_layers_that_come_back() -> None:
+    node = Node("a")
+    node.model = replace(MODEL, layers=10, layer=Bytes(8 * MIB))
+    plan = MemoryPlan(Blocks(300), 5)
+    node.replicas[A] = ReplicaMemory(A, OrderNumber(FENCE), plan, plan)
+    status, why = refusal(await node.order(A, 94))
+    assert (status, why) == (422, "a pool of 94 blocks does not have room for layers that come back: write 95 or more")
+    assert await node.order(A, 95) == MoveAccepted("a")
 
 
 async def test_without_a_budget_pools_keep_their_sizes() -> None:
