@@ -8,7 +8,7 @@ from deployments.api.report import PairReport
 from deployments.replica.elastic import KvPool
 from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairShell
 from migration.memory.pair_tables import BEGINNING, HalfState
-from migration.memory.run import EngineEnded, EngineMemory, Resizer
+from migration.memory.run import EngineMemory, Resizer
 from migration.protocol.errors import Refused
 from policies.causes import Cause
 from policies.model import Bytes, ReplicaId
@@ -84,10 +84,7 @@ class PairKeeper:
         if self._pairing is not None and self._pairing.buddy == order.upper and self._pairing.state in _TOGETHER:
             return
         half, resizer = self._reserved()
-        try:
-            address = await half.listen(order.epoch)
-        except EngineEnded as error:
-            raise Refused(str(error), Cause.UNEXPECTED) from error
+        address = await self._listen(half, resizer, order.epoch)
         # Each half of the layers costs a step about the same.
         boundary = (half.layers + 1) // 2
         proposal = PairProposal(
@@ -99,13 +96,10 @@ class PairKeeper:
         """See `PairApi.propose_pair`."""
         if (proposal.model, proposal.upper) != (self._model, self._own):
             raise Refused("its weights are not those of this replica", Cause.FINGERPRINT)
-        half, resizer = self._reserved()
-        if half.layers != proposal.layers:
+        if self._half is not None and self._half.layers != proposal.layers:
             raise Refused("its layers are not those of this replica", Cause.FINGERPRINT)
-        try:
-            address = await half.listen(proposal.epoch)
-        except EngineEnded as error:
-            raise Refused(str(error), Cause.UNEXPECTED) from error
+        half, resizer = self._reserved()
+        address = await self._listen(half, resizer, proposal.epoch)
         self._begin(proposal, half, resizer, proposal.address)
         return address
 
@@ -138,6 +132,18 @@ class PairKeeper:
         assert resizer is not None
         resizer.reserve()
         return half, resizer
+
+    async def _listen(self, half: EngineHalf, resizer: Resizer, epoch: int) -> str:
+        """Have the engine begin a pair; the address of its worker. Raises Refused; the pool takes orders again then."""
+        try:
+            address = await half.listen(epoch)
+            if (reason := self._closed()) is None:
+                return address
+            await half.close()
+        except Exception as error:
+            reason = f"a call to the engine failed: {error!r}"
+        resizer.convert(0)
+        raise Refused(f"replica {self._own} cannot be paired: {reason}", Cause.UNEXPECTED)
 
     def _begin(self, proposal: PairProposal, half: EngineHalf, resizer: Resizer, theirs: str | None = None) -> None:
         buddy = self._buddy(proposal.upper if self._own == proposal.lower else proposal.lower)

@@ -118,7 +118,10 @@ class MemoryState(Described):
     ordered_blocks: int
     held_blocks: int = Field(description="The blocks whose memory the replica may have.")
     declared_blocks: int = Field(description="The most that it can have.")
-    least_blocks: int = Field(description="The fewest that it can have: those of a request of `max_model_len`.")
+    least_blocks: int = Field(
+        description="The fewest that it can have: those of a request of `max_model_len`; in a pair also room for the "
+        "parameters that come back."
+    )
     used_blocks: int = Field(description="Blocks of requests.")
     parameters_mib: int
     kv_mib: int = Field(description="The memory of `held_blocks`.")
