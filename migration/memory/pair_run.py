@@ -248,6 +248,8 @@ class PairShell:
         except EngineEnded as error:
             self._note(str(error))
             event = PairEvent.ENGINE_ENDED
+        except Exception as error:
+            event = self._call_failed(error)
         if self._task is mine and self._half.allows(event):
             self._feed(event)
             if event is PairEvent.ENGINE_ENDED:
@@ -260,6 +262,10 @@ class PairShell:
             try:
                 self.look = await self._engine.look()
             except EngineEnded:
+                return
+            except Exception as error:
+                if self.state is not HalfState.OVER:
+                    self._feed(self._call_failed(error))
                 return
             if self.state in (HalfState.OVER, HalfState.ASKING, HalfState.RESTORING):
                 continue
@@ -281,6 +287,11 @@ class PairShell:
     def _lose(self, reason: str) -> None:
         self._note(reason)
         self._feed(PairEvent.BUDDY_LOST)
+
+    def _call_failed(self, error: Exception) -> PairEvent:
+        log.exception("a call to the engine failed in the pair %d", self.proposal.epoch, exc_info=error)
+        self.cause = f"a call to the engine failed: {error!r}"
+        return PairEvent.CALL_FAILED
 
     async def _ask(self) -> PairEvent:
         try:

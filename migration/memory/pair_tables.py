@@ -15,6 +15,8 @@ Rules of this file:
      computed anew, from their tokens. A half that cannot be whole again is given up, and its replica is replaced.
   6. Within a pair's beginning and end the replica holds no more than before: first the pool shrinks, so that the
      KV of one layer may be in two places (FITTING), and that all parameters are here again (SHRINKING).
+  7. A call to the engine that fails otherwise than foreseen leaves a half of which nobody knows what it holds. It is
+     given up in every state (CALL_FAILED).
 
 UNDO may come in every state, and more than once.
 """
@@ -61,6 +63,7 @@ class PairEvent(StrEnum):
 
     UNDO = "undo"
     BUDDY_LOST = "buddy_lost"
+    CALL_FAILED = "call_failed"
     ENGINE_ENDED = "engine_ended"
 
 
@@ -93,7 +96,7 @@ _LOST: _Row = (_S.OVER, (_A.GIVE_UP,))
 
 
 def _world(undo: _Row, lost: _Row) -> Mapping[PairEvent, _Row]:
-    return {_E.UNDO: undo, _E.BUDDY_LOST: lost, _E.ENGINE_ENDED: (_S.OVER, ())}
+    return {_E.UNDO: undo, _E.BUDDY_LOST: lost, _E.CALL_FAILED: _LOST, _E.ENGINE_ENDED: (_S.OVER, ())}
 
 
 TABLE: Mapping[HalfState, Mapping[PairEvent, _Row]] = {
@@ -142,7 +145,9 @@ TABLE: Mapping[HalfState, Mapping[PairEvent, _Row]] = {
         _E.RESTORE_FAILED: _LOST,
         **_world(undo=(_S.RESTORING, ()), lost=(_S.RESTORING, ())),
     },
-    _S.OVER: {event: (_S.OVER, ()) for event in (_E.UNDO, _E.BUDDY_LOST, _E.ENGINE_ENDED)},
+    _S.OVER: {
+        **_world(undo=(_S.OVER, ()), lost=(_S.OVER, ())),
+    },
 }
 
 AT_HOME = frozenset({HalfState.HOME, HalfState.OVER})

@@ -33,6 +33,7 @@ class FakeHalf:
     remote: int = 0
     copies: float = 0.0
     lost: str | None = None
+    fails: str | None = None
     serves: bool = False
     is_linked: bool = False
     calls: list[str] = field(default_factory=list)
@@ -112,6 +113,8 @@ class FakeHalf:
     async def _call(self, what: str) -> None:
         self.calls.append(what)
         await asyncio.sleep(0.01)
+        if what == self.fails:
+            raise RuntimeError("unforeseen")
         if self.member.pool.dead:
             raise EngineEnded("it is dead")
 
@@ -263,6 +266,23 @@ async def test_a_half_that_cannot_load_is_given_up() -> None:
     a.pool.dead = True
     await asyncio.sleep(20)
     assert (b.state, b.half.remote) == (HalfState.OVER, 0)
+
+
+@pytest.mark.parametrize("call", ["link", "copy 4", "give 3", "look", "load", "take back 3", "close"])
+async def test_a_half_is_given_up_if_a_call_to_its_engine_fails(call: str) -> None:
+    a, b = two()
+    a.half.fails = call
+    await lead(a, b)
+    await asyncio.sleep(10)
+    assert a.pairing is not None
+    a.pairing.undo("by hand")
+    await asyncio.sleep(5)
+    assert a.state is HalfState.OVER
+    assert len(a.given_up) == 1
+    assert "unforeseen" in a.given_up[0]
+    a.pool.dead = True
+    await asyncio.sleep(20)
+    assert (b.state, b.half.remote, b.given_up) == (HalfState.OVER, 0, [])
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -136,6 +136,7 @@ def world(joint: Joint) -> Iterator[Joint]:
             continue
         yield ends_connections(joint.put(name, replace(half, alive=False, serves=False)))
         yield fed(joint, name, E.UNDO)
+        yield fed(joint, name, E.CALL_FAILED)
         if half.state in (*BEGINNING, S.PAIRED) and buddy.alive and buddy.state not in (*BEGINNING, S.PAIRED):
             yield fed(joint, name, E.UNDO)
         if half.state not in (S.ASKING, S.RESTORING):
