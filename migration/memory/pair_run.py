@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from migration.memory.pair_tables import AT_HOME, BEGINNING, HalfState, PairAction, PairEvent, new_half
 from migration.memory.run import EngineEnded, Resizer
 from migration.protocol.errors import MigrationError, PeerLost
-from policies.model import ReplicaId
+from policies.model import Blocks, ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -313,11 +313,21 @@ class PairShell:
 
     async def _fit(self) -> PairEvent:
         """Have the pool be so small that the replica holds no more than before, with a layer's KV in two places."""
+        mine, forming = self._task, self.state is HalfState.FITTING
         memory, report = self._resizer.memory, self._resizer.report
         blocks = memory.model.blocks_exchanging(memory.model.need(report.ordered))
-        self._resizer.lend(blocks, self.proposal.shrink_s)
-        await self._resizer.settled()
+        while failure := await self._lent(blocks, self.proposal.shrink_s):
+            self._note(failure)
+            if forming or self._task is not mine:
+                return PairEvent.UNDO
+            await asyncio.sleep(LOOK_S)
         return PairEvent.FITS
+
+    async def _lent(self, blocks: Blocks, shrink_s: float) -> str | None:
+        """Have the pool keep to `blocks`; the reason if it does not."""
+        self._resizer.lend(blocks, shrink_s)
+        await self._resizer.settled()
+        return self._resizer.cause
 
     @property
     def _to_give(self) -> int:
@@ -386,8 +396,9 @@ class PairShell:
         await engine.abandon()
         if failure := await engine.forget_kv(_FORGET_S):
             return self._failed(failure)
-        self._resizer.lend(memory.model.blocks_in(memory.model.need(self._resizer.report.ordered)), 0.0)
-        await self._resizer.settled()
+        whole = memory.model.blocks_in(memory.model.need(self._resizer.report.ordered))
+        if failure := await self._lent(whole, 0.0):
+            return self._failed(failure)
         if failure := await engine.load():
             return self._failed(failure)
         await engine.be_whole()

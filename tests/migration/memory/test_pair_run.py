@@ -268,6 +268,30 @@ async def test_a_half_that_cannot_load_is_given_up() -> None:
     assert (b.state, b.half.remote) == (HalfState.OVER, 0)
 
 
+async def test_a_pool_that_does_not_shrink_is_not_paired() -> None:
+    a, b = two()
+    a.pool.refuses = True
+    await lead(a, b)
+    await asyncio.sleep(10)
+    assert (a.state, b.state) == (HalfState.OVER, HalfState.OVER)
+    assert not [call for call in a.half.calls if call.startswith("give")]
+    assert a.resizer.report.held == MemoryPlan(Blocks(START))
+
+
+async def test_no_parameter_comes_back_before_the_pool_has_shrunk() -> None:
+    a, _ = await paired()
+    a.pool.refuses = True
+    assert a.pairing is not None
+    a.pairing.undo("by hand")
+    await asyncio.sleep(10)
+    assert a.state is HalfState.SHRINKING
+    assert "load" not in a.half.calls
+    a.pool.refuses = False
+    await asyncio.sleep(10)
+    assert a.state is HalfState.OVER
+    assert not a.given_up
+
+
 @pytest.mark.parametrize("call", ["link", "copy 4", "give 3", "look", "load", "take back 3", "close"])
 async def test_a_half_is_given_up_if_a_call_to_its_engine_fails(call: str) -> None:
     a, b = two()
