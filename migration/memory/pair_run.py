@@ -17,6 +17,8 @@ LOOK_S = 0.2
 """The time between two looks at the engine and at the buddy, in seconds."""
 _COPY_LOOK_S = 0.005
 """The time between two looks at a layer's copy, in seconds."""
+_ANSWER_S = 5.0
+"""The time within which the buddy's replica answers, in seconds. A late one may have done what it was asked to."""
 _FORGET_S = 10.0
 """The time within which vLLM has to forget all KV once the buddy is lost, in seconds."""
 
@@ -277,12 +279,17 @@ class PairShell:
     async def _follow(self) -> None:
         """Undo the pair if the buddy does."""
         try:
-            state = await self._buddy.pair_state(self.proposal.epoch)
-        except MigrationError:
+            state = await self._buddys_state()
+        except (MigrationError, TimeoutError):
             # Its worker's connection shows whether it is lost.
             return
         if state not in (*BEGINNING, HalfState.PAIRED):
             self.undo(f"replica {self.buddy} has left the pair")
+
+    async def _buddys_state(self) -> str | None:
+        """The state of the other half. Raises MigrationError and TimeoutError."""
+        async with asyncio.timeout(_ANSWER_S):
+            return await self._buddy.pair_state(self.proposal.epoch)
 
     def _lose(self, reason: str) -> None:
         self._note(reason)
@@ -295,10 +302,11 @@ class PairShell:
 
     async def _ask(self) -> PairEvent:
         try:
-            self._theirs = await self._buddy.propose_pair(self.proposal)
-        except PeerLost as error:
+            async with asyncio.timeout(_ANSWER_S):
+                self._theirs = await self._buddy.propose_pair(self.proposal)
+        except (PeerLost, TimeoutError) as error:
             # It may have accepted, and may be there.
-            self._note(str(error))
+            self._note(str(error) or f"replica {self.buddy} does not answer")
             return PairEvent.UNDO
         except MigrationError as error:
             self._note(str(error))
@@ -379,11 +387,11 @@ class PairShell:
         mine = self._task
         while self._task is mine:
             try:
-                state = await self._buddy.pair_state(self.proposal.epoch)
+                state = await self._buddys_state()
             except PeerLost:
                 # A dead one needs nothing. One that lives loses the pair with the connection, and no token.
                 return PairEvent.BUDDY_LOST
-            except MigrationError:
+            except (MigrationError, TimeoutError):
                 state = HalfState.PAIRED
             if state is None or state in AT_HOME:
                 return PairEvent.BUDDY_HOME

@@ -132,7 +132,7 @@ class Member:
         self.half = FakeHalf(self)
         self.other: Member | None = None
         self.pairing: PairShell | None = None
-        self.is_away = False
+        self.is_away = self.hangs = False
         self.given_up: list[str] = []
         self.cannot_load: str | None = None
         self.budget = MODEL.need(MemoryPlan(Blocks(START)))
@@ -168,7 +168,7 @@ class Member:
         return None if self.pairing is None else self.pairing.state
 
     async def _answer(self) -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(1e9 if self.hangs else 0.01)
         if self.is_away or self.pool.dead:
             raise PeerLost("it is away")
 
@@ -253,6 +253,26 @@ async def test_a_half_whose_buddy_dies_is_whole_again(after_s: float) -> None:
     assert a.pool.size in (START - 1, START)
     assert a.resizer.report.held == MemoryPlan(a.pool.size)
     assert not a.given_up
+
+
+async def test_a_half_whose_buddy_hangs_is_whole_again() -> None:
+    a, b = await paired()
+    b.hangs = True
+    await asyncio.sleep(1)
+    b.half.serves = False
+    await asyncio.sleep(20)
+    assert (a.state, a.half.remote) == (HalfState.OVER, 0)
+
+
+async def test_a_half_whose_proposal_is_not_answered_ends_once_the_buddy_is_dead() -> None:
+    a, b = two()
+    b.hangs = True
+    await lead(a, b)
+    await asyncio.sleep(20)
+    assert a.state is HalfState.HOME
+    b.hangs, b.is_away = False, True
+    await asyncio.sleep(20)
+    assert a.state is HalfState.OVER
 
 
 async def test_a_half_that_cannot_load_is_given_up() -> None:
