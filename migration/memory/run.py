@@ -214,7 +214,7 @@ class Resizer:
         follows = self._replica.obey(order)
         if self._reserved or order.plan.remote != self._replica.ordered.remote:
             # Its layers are on their way: the order is answered by what it holds.
-            self._replica = replace(follows, ordered=self._replica.ordered)
+            self._replica = replace(self._replica, at=follows.at)
         elif follows is not self._replica:
             failed = self.cause is not None
             event = order_event(self.state, order.plan, self._replica.ordered, self._replica.held, failed)

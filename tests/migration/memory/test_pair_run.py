@@ -231,8 +231,9 @@ async def test_orders_that_come_while_layers_are_on_their_way_are_answered_by_wh
     await lead(a, b)
     before = a.resizer.report.ordered
     for number, plan in enumerate((MemoryPlan(Blocks(10)), MemoryPlan(None)), start=1):
-        report = a.resizer.obey(MemoryOrder(a.name, OrderNumber(1, number), plan), 1.0)
+        report = a.resizer.obey(MemoryOrder(a.name, OrderNumber(1, number), plan, by_hand=True), 1.0)
         assert (report.at, report.ordered, report.held) == (OrderNumber(1, number), before, before)
+        assert not report.by_hand
     with pytest.raises(Refused):
         a.resizer.reserve()
     await asyncio.sleep(10)
