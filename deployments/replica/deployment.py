@@ -523,7 +523,9 @@ class EngineReplica:
 
     async def _watch_tokens(self) -> None:
         """Give up an engine that hangs."""
-        if self._host.silent_s() > self._silence_s and not self._engine.profiling:
+        if self._pairs.pauses:
+            self._host.excuse_silence()
+        elif self._host.silent_s() > self._silence_s and not self._engine.profiling:
             await self._give_up(f"the engine gave no token for {self._silence_s:g} s")
 
     async def _give_up(self, reason: str) -> None:

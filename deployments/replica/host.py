@@ -358,6 +358,10 @@ class RequestHost:
         """Seconds without any token from the engine while requests run in it; 0 if none do."""
         return self._clock() - self._last_output_s if self._computes else 0.0
 
+    def excuse_silence(self) -> None:
+        """The engine gives no token now, and that is no fault of its."""
+        self._last_output_s = self._clock()
+
     def lose_all(self, reason: str) -> None:
         """Give the engine up: notify every reader of its death, and take no more requests."""
         self.stopping = True

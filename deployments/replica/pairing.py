@@ -49,6 +49,11 @@ class PairKeeper:
         return self._pairing is None
 
     @property
+    def pauses(self) -> bool:
+        """True while the engine loads parameters, and so computes nothing."""
+        return self._pairing is not None and self._pairing.state in (HalfState.LOADING, HalfState.RESTORING)
+
+    @property
     def unable(self) -> str | None:
         """The reason why the replica cannot be in a pair; None if it can."""
         if self._half is None or self._pool.resizer is None:

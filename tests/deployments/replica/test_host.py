@@ -843,6 +843,10 @@ async def test_silence_is_measured_while_requests_run() -> None:
     assert host.silent_s() == 3.0
     await engine.step(0)
     assert host.silent_s() == 0.0
+    clock.now = 60.0
+    assert host.silent_s() == 7.0
+    host.excuse_silence()
+    assert host.silent_s() == 0.0
 
 
 async def test_halted_requests_are_not_expected_to_get_tokens() -> None:

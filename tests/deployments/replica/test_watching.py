@@ -33,10 +33,15 @@ class Replica:
         self._outboxes = Outboxes(now)
         self._scheduler = SimpleNamespace(notify=lambda message: self.happen("hurry"))
         self._host = SimpleNamespace(
-            silent_s=lambda: 9.0, lose_all=self.lose, forget_ingress=self.forget_ingress, loads=lambda: ()
+            silent_s=lambda: 9.0,
+            excuse_silence=lambda: self.happen("excuse"),
+            lose_all=self.lose,
+            forget_ingress=self.forget_ingress,
+            loads=lambda: (),
         )
         self._moves = SimpleNamespace(stop=lambda: self.happen("stop"))
         self._last_copies = SimpleNamespace(over=lambda empty: False)
+        self._pairs = SimpleNamespace(pauses=False, undo=lambda cause: self.happen("undo"))
 
     def happen(self, what: str) -> None:
         if what not in self.happened:
@@ -57,6 +62,13 @@ class Replica:
         return 1
 
 
+async def test_an_engine_that_loads_the_layers_of_a_pair_is_not_taken_for_one_that_hangs() -> None:
+    replica = Replica()
+    replica._pairs.pauses = True
+    await cast(Any, replica)._watch_tokens()
+    assert replica.happened == ["excuse"]
+
+
 async def test_a_check_that_fails_is_made_again_and_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def call(function: Callable[[], None]) -> None:
         function()
@@ -70,7 +82,7 @@ async def test_a_check_that_fails_is_made_again_and_ends_no_other(monkeypatch: p
     checks = (own._watch_preemptions, own._watch_tokens, own._watch_ingresses, own._watch_stop)
     tasks = [asyncio.create_task(repeat(check, 0.2)) for check in checks]
     await asyncio.sleep(5.0)
-    assert set(replica.happened) == {"hurry", "lose", "end one", "end two", "stop"}
+    assert set(replica.happened) == {"hurry", "lose", "end one", "end two", "stop", "undo"}
     replica.fails = False
     await asyncio.sleep(2.0)
     assert "shutdown" in replica.happened and not any(task.done() for task in tasks)
