@@ -332,9 +332,18 @@ class PairShell:
         return PairEvent.FITS
 
     async def _lent(self, blocks: Blocks, shrink_s: float) -> str | None:
-        """Have the pool keep to `blocks`; the reason if it does not."""
+        """Have the pool keep to `blocks`; the reason if it does not.
+
+        Requests may never leave: it waits no longer than the activity that has called it lasts.
+        """
+        mine = self._task
         self._resizer.lend(blocks, shrink_s)
-        await self._resizer.settled()
+        settled = asyncio.create_task(self._resizer.settled())
+        try:
+            while self._task is mine and not settled.done():
+                await asyncio.wait((settled,), timeout=LOOK_S)
+        finally:
+            settled.cancel()
         return self._resizer.cause
 
     @property

@@ -132,7 +132,7 @@ class Member:
         self.half = FakeHalf(self)
         self.other: Member | None = None
         self.pairing: PairShell | None = None
-        self.is_away = self.hangs = False
+        self.is_away = self.hangs = self.stay = False
         self.given_up: list[str] = []
         self.cannot_load: str | None = None
         self.budget = MODEL.need(MemoryPlan(Blocks(START)))
@@ -144,7 +144,8 @@ class Member:
         """It has not closed."""
 
     def give_back(self, blocks: Blocks) -> None:
-        self.pool.used = Blocks(max(0, self.pool.used - blocks))
+        if not self.stay:
+            self.pool.used = Blocks(max(0, self.pool.used - blocks))
 
     def give_up(self, reason: str) -> None:
         self.given_up.append(reason)
@@ -263,6 +264,18 @@ async def test_a_half_whose_buddy_hangs_is_whole_again() -> None:
     b.half.serves = False
     await asyncio.sleep(20)
     assert (a.state, a.half.remote) == (HalfState.OVER, 0)
+
+
+async def test_requests_that_cannot_leave_do_not_keep_a_half_from_being_whole_once_its_buddy_is_lost() -> None:
+    a, b = await paired()
+    a.stay, a.pool.used = True, a.pool.size
+    assert a.pairing is not None
+    a.pairing.undo("by hand")
+    await asyncio.sleep(70)
+    assert a.state is HalfState.SHRINKING
+    b.pool.dead = True
+    await asyncio.sleep(5)
+    assert (a.state, a.half.remote, a.given_up) == (HalfState.OVER, 0, [])
 
 
 async def test_a_half_whose_proposal_is_not_answered_ends_once_the_buddy_is_dead() -> None:
