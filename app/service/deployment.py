@@ -41,7 +41,7 @@ from app.ingress.telemetry.scrape import MetricsCollector, MetricsScope
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.service.api import VllmApi, describe_routes
 from app.service.merging import merge_migrations, merge_states, of_several
-from app.service.models import IngressModel, order_where_found
+from app.service.models import IngressModel, of_one_pool, order_where_found
 from app.service.starting import StartProgress, serve_own_port
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
@@ -316,7 +316,8 @@ class IngressBackend:
 
     async def pair(self, lower: str, upper: str) -> MoveAnswer:
         """See `Backend.pair`."""
-        return await self._find(lambda scheduler, pool: scheduler.pair(pool, lower, upper))
+        answer = await self._find(lambda scheduler, pool: scheduler.pair(pool, lower, upper))
+        return of_one_pool(answer, (lower, upper))
 
     async def unpair(self, replica: str) -> MoveAnswer:
         """See `Backend.unpair`."""

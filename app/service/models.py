@@ -73,3 +73,12 @@ async def order_where_found(pools: Sequence[PoolId], order: Callable[[PoolId], A
         unknown.append(answer)
     replicas = sorted(replica for each in unknown for replica in each.details.get("replicas", ()))
     return replace(unknown[0], details={**unknown[0].details, **({"replicas": replicas} if replicas else {})})
+
+
+def of_one_pool(answer: MoveAnswer, replicas: Sequence[str]) -> MoveAnswer:
+    """The answer to an order about several replicas that no pool knows, unless each pool knows some of them."""
+    if isinstance(answer, MoveAccepted) or answer.status != HTTPStatus.NOT_FOUND:
+        return answer
+    if set(replicas) <= set(answer.details.get("replicas", ())):
+        return MoveRejected(422, f"{' and '.join(replicas)} are replicas of two models: a pair has one")
+    return answer

@@ -8,10 +8,10 @@ from deployments.api.report import PairReport
 from deployments.replica.elastic import KvPool
 from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairShell
 from migration.memory.pair_tables import BEGINNING, HalfState
-from migration.memory.run import EngineMemory, Resizer
+from migration.memory.run import Resizer
 from migration.protocol.errors import Refused
 from policies.causes import Cause
-from policies.model import Bytes, ReplicaId
+from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
 
@@ -164,26 +164,18 @@ _TOGETHER = BEGINNING | {HalfState.PAIRED}
 
 
 def _too_small(resizer: Resizer) -> str | None:
-    """The reason why a pool leaves no room for an exchange of layers."""
+    """The reason why a pool leaves no room for an exchange of layers, there or back."""
     memory, model = resizer.memory, resizer.memory.model
-    size = model.need(resizer.report.ordered)
-    left = model.blocks_exchanging(size)
-    if left >= model.floor:
-        return _too_few(memory, size)
-    return (
-        f"while a layer's KV is in two places, its pool would have {left} blocks, and a request of max_model_len needs "
-        f"{model.floor}: raise memory.budget_mib"
-    )
-
-
-def _too_few(memory: EngineMemory, size: Bytes) -> str | None:
-    """The reason why a pair's replica, of `size` bytes in all, would give up memory that it needs to be whole again."""
-    model = memory.model
-    remote = (model.layers + 1) // 2
-    least = model.least_with(remote)
-    if min(model.blocks_in(size, remote), memory.declared) >= least:
-        return None
-    return (
-        f"in a pair its pool would need {least} blocks, the memory of the parameters that come back, and can have "
-        f"{memory.declared}: raise memory.declared"
-    )
+    size, remote = model.need(resizer.report.ordered), (model.layers + 1) // 2
+    left, least = model.blocks_exchanging(size), model.least_with(remote)
+    if left < model.floor or model.blocks_in(size, remote) < least:
+        return (
+            f"while a layer's KV is in two places, its pool would have {left} blocks, and a request of max_model_len "
+            f"needs {model.floor}: raise memory.budget_mib"
+        )
+    if memory.declared < least:
+        return (
+            f"in a pair its pool needs {least} blocks, to have room for the parameters that come back, and can have "
+            f"{memory.declared}: raise memory.declared"
+        )
+    return None

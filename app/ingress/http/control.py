@@ -526,7 +526,8 @@ async def pair(backend: Backend, order: PairRequest) -> PairBegun:
 
     - No such replica runs (404, with `replicas`).
     - One of them is in another pair, or is not running (409).
-    - `memory.budget_mib` is not set, or the engine cannot be paired: the message has the reason (422).
+    - `memory.budget_mib` is not set, the replicas are of two models, or the engine cannot be paired: the message has
+      the reason (422).
     - The scheduler or a replica is away (503).
     """
     return PairBegun(id=_accepted(await backend.pair(order.lower, order.upper)))

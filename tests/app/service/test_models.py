@@ -1,6 +1,6 @@
 """Orders find the pool of their request or replica, among several."""
 
-from app.service.models import order_where_found
+from app.service.models import of_one_pool, order_where_found
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from policies.model import PoolId
 
@@ -37,3 +37,13 @@ async def test_what_no_pool_knows_is_refused_with_the_replicas_of_all() -> None:
     assert (await answered(chat=UNKNOWN, code=other))[0] == expected
     request = MoveRejected(404, "no running request has the id or label 'x'")
     assert (await answered(chat=request, code=request))[0] == request
+
+
+async def test_an_order_about_replicas_of_two_pools_says_so() -> None:
+    other = MoveRejected(404, "no replica 'b' is running", {"replicas": ["a", "c"]})
+    answer, _ = await answered(chat=UNKNOWN, code=other)
+    refused = of_one_pool(answer, ("a", "b"))
+    assert isinstance(refused, MoveRejected)
+    assert (refused.status, "two models" in refused.message) == (422, True)
+    assert of_one_pool(answer, ("a", "x")) == answer
+    assert of_one_pool(MoveAccepted("a"), ("a", "b")) == MoveAccepted("a")
