@@ -266,8 +266,7 @@ class PairShell:
             except EngineEnded:
                 return
             except Exception as error:
-                if self.state is not HalfState.OVER:
-                    self._feed(self._call_failed(error))
+                self._end_look(error)
                 return
             if self.state in (HalfState.OVER, HalfState.ASKING, HalfState.RESTORING):
                 continue
@@ -275,6 +274,11 @@ class PairShell:
                 self._lose(lost)
             elif self.state in BEGINNING or self.state is HalfState.PAIRED:
                 await self._follow()
+
+    def _end_look(self, error: Exception) -> None:
+        """A look has failed. It does not count once the pair is over."""
+        if self.state is not HalfState.OVER:
+            self._feed(self._call_failed(error))
 
     async def _follow(self) -> None:
         """Undo the pair if the buddy does."""
