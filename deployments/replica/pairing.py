@@ -7,7 +7,7 @@ from deployments.api.calls import PairOrder
 from deployments.api.report import PairReport
 from deployments.replica.elastic import KvPool
 from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairShell
-from migration.memory.pair_tables import BEGINNING, HalfState
+from migration.memory.pair_tables import TOGETHER, HalfState
 from migration.memory.run import Resizer
 from migration.protocol.errors import Refused
 from policies.causes import Cause
@@ -86,7 +86,7 @@ class PairKeeper:
         Raises:
             Refused: the replica cannot be in a pair, or is in another one.
         """
-        if self._pairing is not None and self._pairing.buddy == order.upper and self._pairing.state in _TOGETHER:
+        if self._pairing is not None and self._pairing.buddy == order.upper and self._pairing.state in TOGETHER:
             return
         half, resizer = self._reserved()
         address = await self._listen(half, resizer, order.epoch)
@@ -158,9 +158,6 @@ class PairKeeper:
     def _forget(self) -> None:
         self._ended = self.report()
         self._pairing = None
-
-
-_TOGETHER = BEGINNING | {HalfState.PAIRED}
 
 
 def _too_small(resizer: Resizer) -> str | None:

@@ -8,11 +8,10 @@ from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import PairReport
 from deployments.config import MemorySettings
 from deployments.scheduler.node_memory import ReportedMemory
-from migration.memory.pair_tables import BEGINNING, HalfState
+from migration.memory.pair_tables import TOGETHER
 from migration.protocol.errors import MigrationError, PeerLost
 from policies.model import ReplicaId, ReplicaState
 
-_TOGETHER = BEGINNING | {HalfState.PAIRED}
 _EPOCHS = 1 << 20
 """More pairs than a scheduler orders: their epochs are those of its fence."""
 
@@ -89,7 +88,7 @@ class PairOrders:
 
 def are_together(pair: PairReport | None, other: ReplicaId) -> bool:
     """True if a replica is in a pair with the other one, or on its way there."""
-    return pair is not None and pair.buddy == other and pair.state in _TOGETHER
+    return pair is not None and pair.buddy == other and pair.state in TOGETHER
 
 
 def _pair(reported: Mapping[ReplicaId, ReportedMemory], replica: ReplicaId) -> PairReport | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from migration.memory.pair_tables import AT_HOME, BEGINNING, HalfState, PairAction, PairEvent, new_half
+from migration.memory.pair_tables import AT_HOME, TOGETHER, HalfState, PairAction, PairEvent, new_half
 from migration.memory.run import EngineEnded, Resizer
 from migration.protocol.errors import MigrationError, PeerLost
 from policies.model import Blocks, ReplicaId
@@ -272,7 +272,7 @@ class PairShell:
                 continue
             if lost := self.look.lost:
                 self._lose(lost)
-            elif self.state in BEGINNING or self.state is HalfState.PAIRED:
+            elif self.state in TOGETHER:
                 await self._follow()
 
     def _end_look(self, error: Exception) -> None:
@@ -287,7 +287,7 @@ class PairShell:
         except (MigrationError, TimeoutError):
             # Its worker's connection shows whether it is lost.
             return
-        if state not in (*BEGINNING, HalfState.PAIRED):
+        if state not in TOGETHER:
             self.undo(f"replica {self.buddy} has left the pair")
 
     async def _buddys_state(self) -> str | None:

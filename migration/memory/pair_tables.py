@@ -152,8 +152,8 @@ TABLE: Mapping[HalfState, Mapping[PairEvent, _Row]] = {
 
 AT_HOME = frozenset({HalfState.HOME, HalfState.OVER})
 """The states in which a half needs nothing of its buddy."""
-BEGINNING = frozenset({HalfState.ASKING, HalfState.LINKING, HalfState.FITTING, HalfState.GIVING})
-"""The states on the way to PAIRED."""
+TOGETHER = frozenset({HalfState.ASKING, HalfState.LINKING, HalfState.FITTING, HalfState.GIVING, HalfState.PAIRED})
+"""PAIRED, and the states on the way there."""
 
 
 def new_half(leads: bool) -> Session[HalfState, PairEvent, PairAction]:

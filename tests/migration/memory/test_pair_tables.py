@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from migration.memory.pair_tables import AT_HOME, BEGINNING, TABLE, HalfState, PairAction, PairEvent, new_half
+from migration.memory.pair_tables import AT_HOME, TABLE, TOGETHER, HalfState, PairAction, PairEvent, new_half
 from migration.protocol.errors import IllegalEvent
 
 S, E = HalfState, PairEvent
@@ -137,7 +137,7 @@ def world(joint: Joint) -> Iterator[Joint]:
         yield ends_connections(joint.put(name, replace(half, alive=False, serves=False)))
         yield fed(joint, name, E.UNDO)
         yield fed(joint, name, E.CALL_FAILED)
-        if half.state in (*BEGINNING, S.PAIRED) and buddy.alive and buddy.state not in (*BEGINNING, S.PAIRED):
+        if half.state in TOGETHER and buddy.alive and buddy.state not in TOGETHER:
             yield fed(joint, name, E.UNDO)
         if half.state not in (S.ASKING, S.RESTORING):
             # It is dead, or silent for too long.
