@@ -6,7 +6,8 @@ the wanted number of replicas instead: Serve stops a replica of its own choice, 
 emptied replica accepts requests again.
 
 The wanted number falls by one with each replica that stops, and for no other reason: while Serve's controller is away,
-and until Serve has as few replicas as are wanted, nothing is closed.
+and until Serve has as few replicas as are wanted, nothing is closed. It stays if a sleeping replica has ended: another
+one takes its place.
 
 Where replicas sleep, an opening wakes one before another one is started, and a closed one falls asleep before one stops
 (`policies.memory.ladder`). The wanted number is of replicas awake; Serve's is of all (`sleepers`).
@@ -101,8 +102,8 @@ class Scaler(Protocol):
     def follow_sleep(self) -> None:
         """Follow the newest reports of sleeping replicas: Serve's number stays, whatever falls asleep or wakes.
 
-        Replicas whose wakes have failed are not wanted any longer: an opening may try again. Serve replaces a sleeper
-        that has ended by a replica that is awake.
+        Replicas whose wakes have failed are not wanted any longer: an opening may try again. A sleeper that has ended
+        is replaced by a replica that is awake.
         """
         ...
 
@@ -324,20 +325,25 @@ class ServeScaler:
         try:
             async with self._stopping:
                 asleep = len(self._asleep() - {replica})
-                stops = await retire(self._app, self._pool, replica, self._one_less() + asleep)
+                stops = await retire(self._app, self._pool, replica, self._without(replica) + asleep)
         except Exception as error:
             log.warning("replica %s is not closed: %r", replica, error)
             if not drained:
                 await self._reopen(replica, fence)
             return
-        self._wanted = left = self._one_less()
+        self._wanted = left = self._without(replica)
         self.publish()
         if stops:
             self._stopped.add(replica)
-            log.info("replica %s is empty and closes; %d stay", replica, left)
+            log.info("replica %s is empty and closes; %d are wanted", replica, left)
         else:
             # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
             await self._reopen(replica, fence)
+
+    def _without(self, replica: ReplicaId) -> int:
+        """The wanted number once the replica has stopped."""
+        replaced = self.sleeping is not None and self.sleeping.has_ended(replica)
+        return self.wanted if replaced else self._one_less()
 
     def _one_less(self) -> int:
         return max(self.min_replicas, self.wanted - 1)

@@ -42,6 +42,10 @@ class Sleeping(Protocol):
         """True if a replica that closes sleeps, and does not stop."""
         ...
 
+    def has_ended(self, replica: ReplicaId) -> bool:
+        """True if the replica's engine has ended while it was asleep."""
+        ...
+
     def expect_wake(self, replica: ReplicaId) -> None:
         """Count a replica as awake: it is about to be ordered to wake."""
         ...
@@ -76,6 +80,7 @@ class PoolSleepers:
         self._giving_up = Tasks()
         self._known: set[ReplicaId] = set()
         """The sleepers as of the newest reports, and of the orders since."""
+        self._ended: set[ReplicaId] = set()
 
     @property
     def asleep(self) -> frozenset[ReplicaId]:
@@ -106,6 +111,10 @@ class PoolSleepers:
                     can = self._memory.why_sleepless(replica) is None
                     return can and isinstance(descend(seat, device, self._most), Sleep)
         return False
+
+    def has_ended(self, replica: ReplicaId) -> bool:
+        """See `Sleeping.has_ended`."""
+        return replica in self._ended
 
     def expect_wake(self, replica: ReplicaId) -> None:
         """See `Sleeping.expect_wake`."""
@@ -161,6 +170,11 @@ class PoolSleepers:
                 # While it is ordered to be awake, nobody else may have its memory.
                 self._giving_up.start(self._give_up(replica))
         before, self._known = self._known, set(self.asleep)
+        self._ended = {
+            replica
+            for replica in self._ended | (before - self._known)
+            if replica in statuses and statuses[replica].state is ReplicaState.DRAINING
+        }
         return len(before) - len(self._known)
 
     async def _give_up(self, replica: ReplicaId) -> None:

@@ -300,6 +300,7 @@ class FakeSleeping:
         self.asleep = frozenset(asleep)
         self.waking = 0
         self.more = 0
+        self.ended: set[ReplicaId] = set()
         self.while_asked: Callable[[], None] = lambda: None
         self.ways: list[Wake | Wait | None] = []
         self.refuses = False
@@ -310,6 +311,9 @@ class FakeSleeping:
 
     def keeps(self, replica: ReplicaId) -> bool:
         return self._keeps
+
+    def has_ended(self, replica: ReplicaId) -> bool:
+        return replica in self.ended
 
     def expect_wake(self, replica: ReplicaId) -> None:
         self.asleep, self.waking = self.asleep - {replica}, self.waking + 1
@@ -388,6 +392,11 @@ async def test_a_sleeper_that_ends_is_replaced_by_a_replica_that_is_awake(make: 
     world.scaler.follow_sleep()
     world.scaler.publish()
     assert world.scaler.wanted == 2 and world.store == Wanted(2, 100.0)
+    # Its replica reports that it drains.
+    sleeping.ended = {A}
+    world.scaler.close_drained([A], 3)
+    await settle()
+    assert world.stopped == [(A, 2)] and world.scaler.wanted == 2
 
 
 async def test_operators_close_and_open_by_sleep_within_the_bounds(make: Callable[..., World]) -> None:

@@ -102,6 +102,19 @@ async def test_a_sleeper_that_ends_is_noticed_once() -> None:
     await pool.puts_to_sleep(A)
     del pool.states[A]
     assert (pool.sleepers.follow(), pool.sleepers.follow()) == (1, 0)
+    assert not pool.sleepers.has_ended(A)
+
+
+async def test_a_sleeper_whose_engine_ends_has_ended_until_its_replica_is_gone() -> None:
+    pool = Pool("a", "b")
+    await pool.puts_to_sleep(A)
+    pool.states[A] = ReplicaState.DRAINING
+    assert not pool.sleepers.has_ended(A)
+    assert (pool.sleepers.follow(), pool.sleepers.follow()) == (1, 0)
+    assert pool.sleepers.has_ended(A) and not pool.sleepers.has_ended(B)
+    del pool.states[A]
+    pool.sleepers.follow()
+    assert not pool.sleepers.has_ended(A)
 
 
 async def test_a_refused_wake_leaves_a_sleeper_that_another_opening_wakes() -> None:
