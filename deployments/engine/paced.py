@@ -36,7 +36,7 @@ from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, Worker
 from migration.protocol.request import RequestSpec, Trait
 from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
-from policies.memory.plan import ModelMemory
+from policies.memory.plan import MemoryPlan, ModelMemory
 from policies.model import Blocks, Bytes, Tokens
 from policies.prefix.names import Naming, default_naming, digests, name_of
 from policies.prefix.tree import HeldPrefix
@@ -72,6 +72,9 @@ class PacedMemory:
     def used(self) -> Blocks:
         """See `EngineMemory.used`."""
         return self._engine.used
+
+    def measure(self, held: MemoryPlan) -> None:
+        """See `EngineMemory.measure`. There is no memory."""
 
     def announce(self, blocks: Blocks) -> None:
         """See `EngineMemory.announce`."""

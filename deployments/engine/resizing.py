@@ -11,7 +11,7 @@ import psutil
 from deployments.engine.vllm_messages import EngineDeadError
 from migration.memory.run import EngineEnded, Fitted
 from migration.protocol.errors import TransferFailed
-from policies.memory.plan import ModelMemory
+from policies.memory.plan import MemoryPlan, ModelMemory
 from policies.model import Blocks, Bytes
 
 T = TypeVar("T")
@@ -88,6 +88,12 @@ class VllmMemory:
     def used(self) -> Blocks:
         """See `EngineMemory.used`."""
         return Blocks(round(self._size * self._steps.use))
+
+    def measure(self, held: MemoryPlan) -> None:
+        """See `EngineMemory.measure`. KV pages that no request has used yet hide some of it until one uses them."""
+        excess = resident(self._processes) - self.model.need(held)
+        if excess > 0:
+            self.model = replace(self.model, fixed=Bytes(self.model.fixed + excess))
 
     def announce(self, blocks: Blocks) -> None:
         """See `EngineMemory.announce`."""

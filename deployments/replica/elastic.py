@@ -140,8 +140,11 @@ class KvPool:
         memory, resizer = self._memory, self._resizer
         if memory is None or resizer is None:
             return None
+        asked = resizer.asked(fence)
+        if pair is None and resizer.state is PoolState.SETTLED:
+            memory.measure(asked.held)
         return ElasticMemory(
-            resizer.asked(fence),
+            asked,
             memory.model,
             memory.declared,
             memory.start,

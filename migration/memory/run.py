@@ -50,8 +50,8 @@ class EngineMemory(Protocol):
     """An engine's parameters and KV pool. The methods that wait raise EngineEnded."""
 
     model: ModelMemory
-    """The bytes of its parts. `fixed` is measured at the start, `asleep` after each `drop`; until the first, it is
-    taken to be `fixed`."""
+    """The bytes of its parts. `fixed` is measured at the start, and grows (`measure`); `asleep` is measured after each
+    `drop`; until the first, it is taken to be `fixed`."""
     sleepless: str | None
     """The reason why the engine cannot fall asleep; None if it can."""
     declared: Blocks
@@ -67,6 +67,13 @@ class EngineMemory(Protocol):
     @property
     def used(self) -> Blocks:
         """The blocks of requests."""
+        ...
+
+    def measure(self, held: MemoryPlan) -> None:
+        """Count what the processes hold beyond a plan, which they hold and do not change, as `fixed` from now on.
+
+        Processes grow when they serve: buffers of steps and of streams come with the first requests.
+        """
         ...
 
     def announce(self, blocks: Blocks) -> None:

@@ -125,7 +125,7 @@ class MemoryState(Described):
     used_blocks: int = Field(description="Blocks of requests.")
     parameters_mib: int
     kv_mib: int = Field(description="The memory of `held_blocks`.")
-    rest_mib: int = Field(description="What its processes held beside parameters and KV at their start.")
+    rest_mib: int = Field(description="The most that its processes were seen to hold beside parameters and KV.")
     by_hand: bool = Field(description="An operator has ordered its size; divisions leave it.")
     cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
     pair: PairHalf | None = Field(description="The pair that it is in, or was in last; `null` without one.")

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from deployments.engine import arguments
@@ -12,7 +14,7 @@ from deployments.engine.resizing import VllmMemory, measured
 from deployments.engine.vllm_messages import EngineDeadError
 from migration.memory.run import EngineEnded, Fitted
 from migration.protocol.errors import TransferFailed
-from policies.memory.plan import ModelMemory
+from policies.memory.plan import MemoryPlan, ModelMemory
 from policies.model import Blocks, Bytes
 
 MODEL = ModelMemory(Bytes(1), Bytes(1), Bytes(1), Bytes(1), Blocks(1))
@@ -72,9 +74,9 @@ class Core:
         return "it was killed"
 
 
-def memory(core: Core) -> VllmMemory:
+def memory(core: Core, model: ModelMemory = MODEL) -> VllmMemory:
     """A pool of 100 blocks."""
-    return VllmMemory(core, core, MODEL, Blocks(100), Blocks(300), (os.getpid(),))
+    return VllmMemory(core, core, model, Blocks(100), Blocks(300), (os.getpid(),))
 
 
 async def test_sizes_are_those_of_the_newest_answer() -> None:
@@ -135,3 +137,13 @@ async def test_a_call_ends_with_the_core() -> None:
 def test_memory_is_that_of_all_workers_and_processes() -> None:
     found = measured([{"parameter_bytes": 100, "block_bytes": 7}] * 2, [], 1000, 32)
     assert (found.parameters, found.fixed, found.block, found.floor) == (200, 0, 14, 32)
+
+
+def test_what_processes_hold_beyond_a_plan_counts_as_fixed_and_never_less_again() -> None:
+    pool = memory(Core())
+    pool.measure(plan := MemoryPlan(Blocks(10)))
+    held = pool.model.need(plan)
+    assert held >= psutil.Process().memory_info().rss - (50 << 20) and pool.model.parameters == MODEL.parameters
+    more = memory(Core(), replace(MODEL, fixed=Bytes(1 << 40)))
+    more.measure(plan)
+    assert more.model.fixed == 1 << 40, "pages that nothing has used yet hide what else there is"

@@ -32,6 +32,9 @@ class FakePool:
         self.unloadable = 0
         self.calls: list[str] = []
 
+    def measure(self, held: MemoryPlan) -> None:
+        self.calls.append(f"measure {held.blocks}")
+
     def announce(self, blocks: Blocks) -> None:
         self.capacity = blocks
 
