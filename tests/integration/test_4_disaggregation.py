@@ -75,7 +75,7 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_others(di
         assert await roles(client) == role
 
 
-@pytest.mark.parametrize("victim", ["source", "target"])
+@pytest.mark.parametrize("victim", ["source", pytest.param("target", marks=counts.LONG_ONLY)])
 async def test_requests_survive_the_death_of_either_replica_of_their_move(
     disaggregated: Application, victim: str
 ) -> None:

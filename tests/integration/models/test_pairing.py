@@ -267,7 +267,8 @@ def flip(worker: Any) -> None:
     half._packed = spoiled
 
 
-@pytest.mark.parametrize("when", ["paired", pytest.param("giving", marks=LONG_ONLY)])
+@LONG_ONLY
+@pytest.mark.parametrize("when", ["paired", "giving"])
 async def test_a_buddy_that_dies_costs_no_token_of_the_other(when: str) -> None:
     async with two() as pair:
         want = await pair.answers("whole")

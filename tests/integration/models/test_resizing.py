@@ -164,6 +164,7 @@ async def cache_is_followed(pair: EnginePair) -> None:
     assert mirror.exact and mirror.resyncs == {"start": 1} and mirror.checks > 1
 
 
+@LONG_ONLY
 async def test_a_pool_shrinks_although_requests_go_on_arriving() -> None:
     async with elastic_pair() as pair:
         orders, stop = Orders(pair), asyncio.Event()

@@ -18,7 +18,7 @@ from migration.protocol.core_messages import decode_logprobs
 from migration.protocol.errors import TransferFailed
 from migration.run.outputs import running
 from policies.memory.plan import ASLEEP, MemoryPlan
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.integration.models.pair import EnginePair, prompt_of
 from tests.integration.models.test_resizing import Orders, elastic_pair
 
@@ -128,6 +128,7 @@ def spoil(worker: Any) -> None:
     DefaultModelLoader.get_all_weights = noisy
 
 
+@LONG_ONLY
 async def test_layers_are_dropped_alone_and_shared_parameters_are_shared_again(tmp_path: Path) -> None:
     async with elastic_pair(model=tied(tmp_path / "tied")) as pair:
         orders, want = Orders(pair), await answers(pair, "before")
