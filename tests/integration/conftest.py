@@ -27,8 +27,10 @@ ROOT = Path(__file__).parent.parent.parent
 BLOCKS = 512
 ELASTIC_BLOCKS, ELASTIC_TIMES = 400, 3.0
 """KV blocks of an elastic pool at its start, and how many times as many it can have."""
-SHARED_MIB = 3220
-"""The memory of two models: some 1,530 MiB of either for parameters and processes, and the KV of 40 requests."""
+SHARED_MIB = 3520
+"""The memory of two models: some 1,530 MiB of either for parameters and processes, which grow by 130 MiB with the first
+requests, and the KV of 40 requests.
+"""
 SLEEPS_AFTER_S = 3.0
 """The time without a request after which a model falls asleep, in seconds."""
 START_LIMIT_S = 240
