@@ -12,7 +12,7 @@ from tests.integration.conftest import SHARED_MIB
 from tests.integration.two_models import is_of_other, is_of_tiny
 
 OURS = {"tiny": is_of_tiny, "other": is_of_other}
-STREAMS, PROMPT, TOKENS = 40, 1000, 200
+STREAMS, PROMPT, TOKENS = 60, 600, 200
 """Those of one model want more than its half of the KV memory."""
 Prompts = Sequence[list[int]]
 
