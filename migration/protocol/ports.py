@@ -474,8 +474,8 @@ class Hosts(Protocol):
     """The replicas, as the reader of requests sees them. Every call but `place` may raise PeerLost."""
 
     @property
-    def running(self) -> Collection[ReplicaId]:
-        """The replicas that are listed as running."""
+    def awake(self) -> Collection[ReplicaId]:
+        """The replicas that are listed as running, without those that are known to sleep."""
         ...
 
     def reachable(self, replica: ReplicaId) -> bool:

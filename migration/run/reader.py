@@ -223,8 +223,9 @@ class ReaderRun:
     async def _place(self, request: PlaceRequest) -> Report:
         """Submit the request to one replica after the other until one takes it, or does not answer.
 
-        Refusals end the request only if every replica refuses for a reason that lies in the request. All others are
-        reasons of the replica, and pass: after a pause it is asked again, up to the end of the request's patience.
+        Refusals end the request only if every replica that is awake refuses for a reason that lies in the request. All
+        others are reasons of the replica, and pass: after a pause it is asked again, up to the end of the request's
+        patience.
         """
         world, reader = self._world, self.reader
         if request.anew:
@@ -274,9 +275,12 @@ class ReaderRun:
         return partial(self.reader.host_lost, why)
 
     async def _wait_for_another(self) -> None:
-        """Wait before all replicas are asked again. Raises NotServed if none will take the request, or did in time."""
-        running = set(self._world.hosts.running)
-        if running and self._verdicts.keys() >= running:
+        """Wait before all replicas are asked again. Raises NotServed if none will take the request, or did in time.
+
+        A replica that sleeps is of the same model as those awake, and would refuse for the same reason of the request.
+        """
+        awake = set(self._world.hosts.awake)
+        if awake and self._verdicts.keys() >= awake:
             raise NotServed(next(iter(self._verdicts.values())))
         await self._pause()
         self._avoided.clear()

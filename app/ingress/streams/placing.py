@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -81,7 +81,7 @@ class Placer:
     def prospects(self) -> Prospects:
         """The prospects of requests for which there was no replica."""
         running = self._membership.running
-        if self._scheduler_down and running and self._asleep.issuperset(running):
+        if self._scheduler_down and running and not self.awake(running):
             return Prospects(futile="the model sleeps, and nothing wakes it while the scheduler is away")
         return Prospects(self._wake_s)
 
@@ -121,6 +121,10 @@ class Placer:
     def found_asleep(self, replica: ReplicaId) -> None:
         """A request was refused since this replica sleeps: it counts as asleep until the next view."""
         self._asleep |= {replica}
+
+    def awake(self, replicas: Iterable[ReplicaId]) -> list[ReplicaId]:
+        """Those of the replicas that do not sleep, by the newest view and by refusals since."""
+        return [replica for replica in replicas if replica not in self._asleep]
 
     async def refresh(self) -> None:
         """Fetch the scheduler's view of the replicas; without an answer the old one stays."""
@@ -171,4 +175,4 @@ class Placer:
                 await self._decide_all(calls)
 
     def _others(self, exclude: AbstractSet[ReplicaId]) -> list[ReplicaId]:
-        return [r for r in self._membership.running if r not in exclude and r not in self._asleep]
+        return [r for r in self.awake(self._membership.running) if r not in exclude]

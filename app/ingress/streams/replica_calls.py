@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
 
@@ -77,6 +77,11 @@ class EngineCalls:
         self._placer = placer
         self._clock = clock
         self._submissions: dict[ReplicaId, Coalescer[Submission, str]] = {}
+
+    @property
+    def awake(self) -> Collection[ReplicaId]:
+        """See `Hosts.awake`."""
+        return self._placer.awake(self.running)
 
     def reachable(self, replica: ReplicaId) -> bool:
         """See `Hosts.reachable`."""

@@ -257,7 +257,7 @@ class ReaderShell(Shell):
             self.calls.append(arguments)
             return True
 
-        hosts: Any = Calls("hosts", self.calls, attach=yes, keep=yes, release=yes, running=(A, B))
+        hosts: Any = Calls("hosts", self.calls, attach=yes, keep=yes, release=yes, awake=(A, B))
         listener: Any = Calls("listener", self.calls)
         journal: Any = Calls("journal", [])
         world = ReaderWorld(hosts, journal, now, patience_s=1.0, max_engine_losses=2)

@@ -24,7 +24,7 @@ A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
 class Calls:
     """Implements `Hosts`: replicas that take everything. A question to a replica waits for its `answers`."""
 
-    running = (A, B, C)
+    awake = (A, B, C)
     prospects = Prospects()
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Calls:
         return True
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
-        return next(replica for replica in self.running if replica not in exclude)
+        return next(replica for replica in self.awake if replica not in exclude)
 
     async def submit(self, replica: ReplicaId, spec: RequestSpec, hop: int, *_: Any) -> str:
         self.submitted.append((replica, hop))

@@ -239,6 +239,17 @@ async def test_a_refusal_by_all_for_a_reason_of_the_request_ends_it_at_once(erro
     assert [call[1] for call in service.wires.calls].count("submit") == 2
 
 
+async def test_a_refusal_by_all_that_are_awake_for_a_reason_of_the_request_does_not_wait_for_a_sleeper() -> None:
+    service = make_service("ab", no_replica_timeout_s=60)
+    put_to_sleep(service, "b")
+    await service.placer.refresh()
+    refuse_all(service, Refused("too long", Cause.TOO_LONG), Refused("too long", Cause.TOO_LONG))
+    async with asyncio.timeout(1):
+        with pytest.raises(NotServed, match="too long"):
+            await served(service, spec())
+    assert [call for call in service.wires.calls if call[1] == "submit"] == [("a", "submit")]
+
+
 @pytest.mark.parametrize("error", THE_REPLICAS.values(), ids=THE_REPLICAS)
 async def test_after_a_refusal_for_a_reason_of_the_replica_it_is_asked_again(error: MigrationError) -> None:
     service, request = make_service(no_replica_timeout_s=60), spec()
