@@ -53,7 +53,7 @@ class Telemetry:
         self._replicas = Gauge("mell_replicas", "Engine replicas by state.", registry, ("state",))
         self._roles = Gauge("mell_replica_roles", "Running engine replicas by role.", registry, ("role",))
         self._wanted = Gauge("mell_replicas_wanted", "Wanted number of engine replicas.", registry)
-        self._gpu_seconds = Counter("mell_gpu_seconds", "Time of all existing replicas added up.", registry)
+        self._gpu_seconds = Counter("mell_gpu_seconds", "Time of all replicas that are not asleep added up.", registry)
         self._free = Histogram(
             "mell_time_to_free_replica_seconds",
             "From the decision to empty a replica to its end.",
@@ -107,7 +107,8 @@ class Telemetry:
         counts = Counts(states)
         for state in ReplicaState:
             self._replicas.set(counts[state], str(state))
-        self._gpu_seconds.inc(passed_s * counts.total())
+        # A replica asleep has its seat in Serve, but neither parameters nor KV on the device.
+        self._gpu_seconds.inc(passed_s * (counts.total() - counts[ReplicaState.ASLEEP]))
 
     def roles(self, roles: Iterable[Role]) -> None:
         """Set the numbers of running replicas by their `roles`."""

@@ -74,7 +74,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "GPU-hours",
             "h",
             ((f"sum(increase(mell_gpu_seconds_total[{RANGE}])) / 3600", "in the shown period"),),
-            "Replica-hours; multiply by the number of GPUs per replica.",
+            "Hours of replicas that are not asleep; multiply by the number of GPUs per replica.",
             "stat",
         ),
     ),

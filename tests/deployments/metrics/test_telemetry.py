@@ -81,19 +81,19 @@ def test_a_reason_is_counted_without_its_details(
 
 
 def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
-    running, starting = ReplicaState.RUNNING, ReplicaState.STARTING
+    running, starting, asleep = ReplicaState.RUNNING, ReplicaState.STARTING, ReplicaState.ASLEEP
     telemetry.epoch([running, running, starting], passed_s=2.0, wanted=4)
-    telemetry.epoch([running], passed_s=1.5, wanted=2)
+    telemetry.epoch([running, asleep], passed_s=1.5, wanted=2)
     seen = values(telemetry)
     assert seen["mell_replicas"] == {
         ("p", "s", "RUNNING"): 1,
         ("p", "s", "STARTING"): 0,
         ("p", "s", "DRAINING"): 0,
         ("p", "s", "STOPPED"): 0,
-        ("p", "s", "ASLEEP"): 0,
+        ("p", "s", "ASLEEP"): 1,
         ("p", "s", "WAKING"): 0,
     }
-    assert seen["mell_gpu_seconds_total"] == {("p", "s"): 7.5}
+    assert seen["mell_gpu_seconds_total"] == {("p", "s"): 7.5}, "not of the one asleep"
     assert seen["mell_replicas_wanted"] == {("p", "s"): 2}
 
 
