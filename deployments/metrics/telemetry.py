@@ -1,8 +1,12 @@
-"""The scheduler's metrics of a pool: migrations, replicas, GPU time, and in mode `observe` the dry run's results."""
+"""The scheduler's metrics: of each pool migrations, replicas, GPU time, and in mode `observe` the dry run's results; of
+all pools the memory that they share.
+"""
 
 from collections import Counter as Counts
 from collections.abc import Iterable
 from math import inf, nan
+
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from deployments.metrics.cache import CACHE_TOKENS, COPIES, COPY_BYTES
 from deployments.metrics.exposition import Family, expose
@@ -12,7 +16,7 @@ from policies.cost.latencies import NO_TIMES
 from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.level.service import STATES, ServiceReport
 from policies.decision.limits import Mode
-from policies.model import PoolId, ReplicaState, Role
+from policies.model import Bytes, PoolId, ReplicaState, Role
 from policies.plan import Path
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.routing import Matched
@@ -150,6 +154,27 @@ class Telemetry:
         if self._service is None:
             self._service = _Service(self._registry)
         self._service.update(report)
+
+
+def expose_budgets(nodes: Iterable[str], budget: Bytes, replica: str) -> tuple[Family, ...]:
+    """The memory of each of the `nodes` for all replicas on it, with `replica`, the scheduler's own id, as a label."""
+    return expose(_Budgets(nodes, budget), {"replica": replica})
+
+
+class _Budgets:
+    """A registry of the budgets."""
+
+    def __init__(self, nodes: Iterable[str], budget: Bytes) -> None:
+        self._nodes = nodes
+        self._budget = budget
+
+    def collect(self) -> Iterable[Metric]:
+        budgets = GaugeMetricFamily(
+            "mell_memory_budget_bytes", "Memory of a node for all replicas on it.", labels=("node",)
+        )
+        for node in self._nodes:
+            budgets.add_metric((node,), self._budget)
+        yield budgets
 
 
 class _Service:

@@ -30,7 +30,7 @@ from deployments.channels.listening import ChannelListener
 from deployments.channels.wire import ChannelOffer
 from deployments.config import SchedulerConfig, Topology
 from deployments.metrics.exposition import Family, join_families
-from deployments.metrics.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry, expose_budgets
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import keep_heap_frozen
 from deployments.processes.niceness import take_niceness_of_parent
@@ -59,7 +59,7 @@ from policies.cost.latencies import ClassCounts
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Terms
 from policies.decision.placement import Decision, PlacingView
-from policies.model import PoolId, ReplicaId, Role
+from policies.model import Bytes, PoolId, ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
 
@@ -167,7 +167,11 @@ class LiveScheduler:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`."""
-        return join_families(pool.metrics(self._id) for pool in self._pools.values())
+        found = [pool.metrics(self._id) for pool in self._pools.values()]
+        if (budget_mib := self._config.memory.budget_mib) is not None:
+            nodes = [device.id for device in self._devices.devices()]
+            found.append(expose_budgets(nodes, Bytes(budget_mib << 20), self._id))
+        return join_families(found)
 
     async def record(self, pool: PoolId, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""

@@ -145,6 +145,52 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "stat",
         ),
     ),
+    "Memory (memory.budget_mib)": (
+        Panel(
+            "Memory of models",
+            "bytes",
+            (
+                ("sum by (pool) (mell_memory_bytes)", "{{pool}}"),
+                ("sum(mell_memory_budget_bytes)", "budget of all nodes"),
+            ),
+            "What the replicas of each model may have. Replicas that start are not in it before their first report.",
+        ),
+        Panel(
+            "Memory by use",
+            "bytes",
+            (("sum by (kind) (mell_memory_bytes)", "{{kind}}"),),
+            "Parameters, KV pools, and the rest of the processes.",
+            stacked=True,
+        ),
+        Panel(
+            "KV blocks used",
+            "percentunit",
+            (
+                (
+                    'sum by (replica) (mell_kv_blocks{state="used"}) '
+                    '/ sum by (replica) (mell_kv_blocks{state=~"used|free"})',
+                    "{{replica}}",
+                ),
+            ),
+            "Of the blocks that the engine hands out at present.",
+        ),
+        Panel(
+            "Resizes",
+            "ops",
+            ((per_s("mell_resizes_total", "direction, outcome"), "{{direction}} {{outcome}}"),),
+            "Ended resizes of KV pools.",
+            stacked=True,
+        ),
+        Panel(
+            "Asleep and woken",
+            "short",
+            (
+                ('sum by (pool) (mell_replicas{state="ASLEEP"})', "{{pool}} asleep"),
+                (f"sum by (pool, outcome) (increase(mell_wakes_total[{RATE}]))", "{{pool}} wakes {{outcome}}"),
+            ),
+            "Replicas that sleep, and the wakes that ended.",
+        ),
+    ),
     "Migrations": (
         Panel(
             "Migrations",

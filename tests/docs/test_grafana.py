@@ -14,19 +14,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import scrape
+from deployments.api.report import ElasticMemory
 from deployments.cache.mirror import Mirror
 from deployments.cache.occupancy import cache_report
 from deployments.metrics.cache import expose_cache
 from deployments.metrics.exposition import merge
 from deployments.metrics.instruments import LabelledRegistry
-from deployments.metrics.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry, expose_budgets
+from deployments.replica.elastic import expose_memory
 from docs.make.dashboard import PAGE, page
 from migration.kv.cache_events import PoolContents
+from migration.memory.run import ResizeCounts, WakeCounts
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.record import CopyCounts
 from policies.cost.service import ServiceLevel
 from policies.decision.level.service import ServiceReport
-from policies.model import SOLE_POOL, Blocks
+from policies.memory.ledger import MemoryReport, OrderNumber
+from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.model import SOLE_POOL, Blocks, Bytes, ReplicaId
 
 DASHBOARD: dict[str, Any] = json.loads(PAGE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -56,7 +61,16 @@ def exported() -> dict[str, set[str]]:
     cache = merge(
         [expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), CopyCounts(), {}, SOLE_POOL, "a")]
     ).decode()
-    for family in text_string_to_metric_families(cache):
+    plan, model = MemoryPlan(Blocks(9)), ModelMemory(Bytes(90), Bytes(10), Bytes(5), Bytes(1), Blocks(2))
+    reported = MemoryReport(ReplicaId("a"), OrderNumber(0), plan, plan)
+    pool = ElasticMemory(reported, model, Blocks(20), Blocks(9), Blocks(9), Blocks(0), "settled")
+    memory = merge(
+        [
+            expose_memory(pool, ResizeCounts(), WakeCounts(), SOLE_POOL, "a"),
+            expose_budgets(["node"], Bytes(1000), "s"),
+        ]
+    ).decode()
+    for family in text_string_to_metric_families(cache + memory):
         names |= {sample.name: set(sample.labels) for sample in family.samples}
     return names
 

@@ -15,6 +15,7 @@ DOCUMENTED = re.findall(r"^\| `(mell_\w+)` \|", (ROOT / "docs/metrics.md").read_
 OF_ELASTIC_POOLS = {
     "mell_kv_blocks",
     "mell_memory_bytes",
+    "mell_memory_budget_bytes",
     "mell_resizes",
     "mell_resize_seconds",
     "mell_blocks_renumbered",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.api.calls import PairOrder
-from deployments.api.report import Gauges, ReplicaReport
+from deployments.api.report import ElasticMemory, Gauges, ReplicaReport
 from deployments.replica.reporting import ReplicaReporter
 from deployments.serve.levels import Levels
 from deployments.serve.membership import Membership
@@ -33,6 +33,7 @@ class Present:
     preemptions: int = 0
     blocks: tuple[int, ...] | None = None
     naming: Naming | None = None
+    memory: ElasticMemory | None = None
 
 
 def make_report(
@@ -111,7 +112,7 @@ class Reporting:
 
     def report(self, present: Present, version: int | None, at: float = 0.0) -> ReplicaReport:
         reporter = self._reporters.setdefault(present.load.id, ReplicaReporter(present.profile))
-        gauges = Gauges((1, 2, 3), present.preemptions, naming=present.naming)
+        gauges = Gauges((1, 2, 3), present.preemptions, naming=present.naming, memory=present.memory)
 
         def cache(whole: bool) -> CacheChange | None:
             return None if present.blocks is None else CacheChange({Tier.HBM: present.blocks}, {}, True)

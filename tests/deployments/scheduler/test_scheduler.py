@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall
-from deployments.config import SchedulerConfig, ServiceLevelSettings
+from deployments.api.report import ElasticMemory
+from deployments.config import MemorySettings, SchedulerConfig, ServiceLevelSettings
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler, check_epochs
@@ -38,7 +39,21 @@ from policies.decision.memory import PoolMemory
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.recording import LevelsOrdered
 from policies.decision.reports import Roster, status_of
-from policies.model import SOLE_POOL, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Role, Tokens
+from policies.memory.ledger import MemoryReport, OrderNumber
+from policies.memory.plan import MemoryPlan, ModelMemory
+from policies.model import (
+    SOLE_POOL,
+    Blocks,
+    Bytes,
+    Phase,
+    PoolId,
+    ReplicaId,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Role,
+    Tokens,
+)
 from policies.paths.prices import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
@@ -275,6 +290,20 @@ async def test_a_metric_is_one_family_with_the_samples_of_every_pool() -> None:
     assert len({family.name for family in families}) == len(families)
     replicas = parsed(merge([families]))["mell_replicas"]
     assert {pool: n for (pool, _, state), n in replicas.items() if state == "RUNNING"} == {SOLE_POOL: 1, "Other": 2}
+
+
+@pytest.mark.parametrize(("budget_mib", "budgets"), [(None, None), (1000, {("node", "s"): 1000 << 20})])
+async def test_the_budget_of_each_node_is_a_metric_if_there_is_one(
+    budget_mib: int | None, budgets: dict[tuple[str, ...], float] | None
+) -> None:
+    memory = MemorySettings(budget_mib=budget_mib)
+    config = SchedulerConfig.model_construct(policy="best_fit", mode=Mode.OFF, epoch_s=0.0, memory=memory)
+    plan, model = MemoryPlan(Blocks(9)), ModelMemory(Bytes(90), Bytes(10), Bytes(5), Bytes(1), Blocks(2))
+    reported = MemoryReport(ReplicaId("a"), OrderNumber(3), plan, plan)
+    pool = ElasticMemory(reported, model, Blocks(20), Blocks(9), Blocks(9), Blocks(0), "settled")
+    scheduler = Scheduler(Fleet(replace(make_report("a"), memory=pool)), config)
+    await scheduler.epoch()
+    assert parsed(merge([await scheduler.core.metrics()])).get("mell_memory_budget_bytes") == budgets
 
 
 # --- placing ------------------------------------------------------------------------------------------
