@@ -15,6 +15,7 @@ import typer
 
 from app.cli import cache as cache_commands
 from app.cli import migrations as migrations_command
+from app.cli import models as models_command
 from app.cli import orders, programs
 from app.cli import status as status_command
 from app.cli import timeline as timeline_command
@@ -100,6 +101,13 @@ def status(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = F
     """
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         status_command.status(endpoint, terminal)
+
+
+@app.command()
+def models(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
+    """Show the models: their replicas, requests and memory."""
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        models_command.models(endpoint, terminal)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -46,6 +47,7 @@ def render_status(url: str, state: StateDocument, records: Records, now: float) 
     return Group(
         *header(url, state, now),
         replica_table(state.replicas),
+        *device_tables(state, headed=True),
         Text(),
         totals(state),
         *class_totals(state),
@@ -68,14 +70,20 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
     for model in state.models:
         lines.append(model_line(model, state))
         lines += [Text("  ").append_text(line) for line in own_lines(model)]
-    if not state.as_of:
-        lines.append(Text("no report from the scheduler yet", "yellow"))
-    elif (old_s := now - state.as_of) > _STALE_S:
-        lines.append(Text(f"as of {age(old_s)} ago: the scheduler is unavailable, or the clocks differ", "yellow"))
+    lines += staleness(state, now)
     if state.resting:
         pairs = ", ".join(f"{source} → {target}" for source, target in state.resting)
         lines.append(Text(f"no moves after failures: {pairs}", "yellow"))
     return [*lines, Text()]
+
+
+def staleness(state: StateDocument, now: float) -> list[Text]:
+    """A warning if the state is old, or none has come from a scheduler yet."""
+    if not state.as_of:
+        return [Text("no report from the scheduler yet", "yellow")]
+    if (old_s := now - state.as_of) > _STALE_S:
+        return [Text(f"as of {age(old_s)} ago: the scheduler is unavailable, or the clocks differ", "yellow")]
+    return []
 
 
 def own_lines(model: StateDocument | ModelDocument) -> list[Text]:
@@ -206,7 +214,7 @@ def memory_table(replicas: Sequence[ReplicaDocument], seats: Mapping[str, SeatDo
         else:
             sizes = (pool.used_blocks, pool.blocks, pool.ordered_blocks, pool.least_blocks, pool.declared_blocks)
             state = pool.state if pool.cause is None else f"{pool.state}: {pool.cause}"
-            state += "" if pool.pair is None else f", {pool.pair}"
+            state += "" if pool.pair is None else f", {pool.pair.state} with {pool.pair.buddy}"
             cells = [state, *(f"{size:,}" for size in (*sizes, pool.mib))]
         table.add_row(Text(replica.id), *model, by, *map(Text, cells))
     return table
@@ -216,9 +224,55 @@ def memory_of_nodes(nodes: Sequence[NodeDocument]) -> Text:
     """A line for each node with the sum of its memory, and one for each replica with the reason of its part."""
     lines = []
     for node in nodes:
-        lines.append(f"node {node.id}: {node.held_mib:,} of {node.budget_mib:,} MiB held")
+        lines.append(f"node {node.id[:8]}: {node.held_mib:,} of {node.budget_mib:,} MiB held")
         lines += [f"  {seat.replica}: {seat.why}" for seat in node.seats]
     return Text("\n".join(lines))
+
+
+def device_tables(state: StateDocument, headed: bool) -> list[RenderableType]:
+    """The memory of each node with a budget: a bar of its holders, and a line with what each holds. Else nothing."""
+    if not state.nodes:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, show_header=headed)
+    table.add_column("NODE", no_wrap=True)
+    table.add_column("MEMORY", ratio=1, no_wrap=True)
+    for name in ("", "HELD/MIB", "ORDERED"):
+        table.add_column(name, justify="right", no_wrap=True)
+    lines = []
+    for node in state.nodes:
+        seats = seats_by_holder(node, state)
+        table.add_row(
+            Text(node.id[:8]),
+            Bar([sum(seat.mib for seat in own) for own in seats.values()], node.budget_mib),
+            Text(f"{node.held_mib / node.budget_mib:.0%}"),
+            Text(f"{node.held_mib:,}/{node.budget_mib:,}"),
+            Text(f"{node.ordered_mib:,}"),
+        )
+        lines.append(
+            Text(
+                f"{node.id[:8]}: {', '.join(starmap(_holding, seats.items()))}", no_wrap=not headed, overflow="ellipsis"
+            )
+        )
+    return [*([Text()] if headed else []), table, *lines]
+
+
+def seats_by_holder(node: NodeDocument, state: StateDocument) -> Mapping[str, Sequence[SeatDocument]]:
+    """The seats on a node by model, largest sum first; with only one model, by replica."""
+    found: dict[str, list[SeatDocument]] = {}
+    for seat in node.seats:
+        found.setdefault((seat.model if state.models else None) or seat.replica, []).append(seat)
+    return dict(sorted(found.items(), key=lambda item: -sum(seat.mib for seat in item[1])))
+
+
+_NOTED = ("asleep", "starts", "waits", "silent")
+"""Origins of sizes, in `SeatDocument.by`, of replicas that do not serve."""
+
+
+def _holding(holder: str, seats: Sequence[SeatDocument]) -> str:
+    """The memory of one holder in MiB, with the number of its replicas that do not serve, unless all are alike."""
+    counts = {by: sum(seat.by == by for seat in seats) for by in _NOTED}
+    notes = [by if count == len(seats) else f"{count} {by}" for by, count in counts.items() if count]
+    return f"{holder} {sum(seat.mib for seat in seats):,}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def styled_state(replica: ReplicaDocument) -> Text:

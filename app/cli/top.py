@@ -19,7 +19,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import CliError
 from app.cli.formatting import Bar, age, count, usage_colour
 from app.cli.migrations import summary
-from app.cli.status import class_totals, header, styled_state, totals
+from app.cli.status import class_totals, device_tables, header, styled_state, totals
 from app.cli.terminal import WATCH_INTERVAL_S, Terminal
 from app.client.documents import Records, ReplicaDocument, StateDocument
 from policies.model import Phase
@@ -127,12 +127,15 @@ def render_top(url: str, view: TopView, now_s: float, now: float, height: int) -
     state = view.state
     # Without an answer, the state's age is the silence shown below the header, not a fault of the scheduler.
     head = header(url, state, now - silent_s)[:-1]
-    shown = max(_MIN_MIGRATIONS, height - len(head) - len(state.replicas) - 6)
+    devices = device_tables(state, headed=False)
+    lines = len(head) + len(state.replicas) + 2 * len(state.nodes)
+    shown = max(_MIN_MIGRATIONS, height - lines - 6)
     return Group(
         *head,
         render_rates(view.rates),
         silence,
         _replica_table(state.replicas),
+        *devices,
         totals(state),
         *class_totals(state),
         Text(),

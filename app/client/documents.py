@@ -37,6 +37,14 @@ class RequestDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class PairDocument:
+    """A replica's half of a pair that is not over: its state, and the other replica."""
+
+    state: str
+    buddy: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryDocument:
     """The elastic KV pool of a replica, in blocks, and the memory that the replica may have."""
 
@@ -46,10 +54,16 @@ class MemoryDocument:
     declared_blocks: int
     least_blocks: int
     used_blocks: int
-    mib: int
+    parameters_mib: int
+    kv_mib: int
+    rest_mib: int
     cause: str | None = None
-    pair: str | None = None
-    """The state of its half of a pair, and its buddy; None if it is in none."""
+    pair: PairDocument | None = None
+
+    @property
+    def mib(self) -> int:
+        """All of its memory."""
+        return self.parameters_mib + self.kv_mib + self.rest_mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +79,11 @@ class SeatDocument:
 
 @dataclass(frozen=True, slots=True)
 class NodeDocument:
-    """The memory of a node: its budget, what its replicas hold, and their parts."""
+    """The memory of a node: its budget, what its replicas hold and may hold by their orders, and their parts."""
 
     id: str
     budget_mib: int
+    ordered_mib: int
     held_mib: int
     seats: tuple[SeatDocument, ...]
 
@@ -98,6 +113,15 @@ class ReplicaDocument:
     def used_share(self) -> float:
         """Share of the KV cache in use, 0 to 1; 0 while its size is unknown."""
         return min(1.0, self.used_tokens / self.capacity_tokens) if self.capacity_tokens else 0.0
+
+
+def requests_on(replicas: Iterable[ReplicaDocument]) -> Mapping[str, RequestDocument]:
+    """All requests on these replicas by id; of a request in hand-over, the run with the higher hop."""
+    found: dict[str, RequestDocument] = {}
+    for request in (request for replica in replicas for request in replica.requests):
+        if request.id not in found or found[request.id].hop < request.hop:
+            found[request.id] = request
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +177,13 @@ class PrefillsDocument:
 
 @dataclass(frozen=True, slots=True)
 class ModelDocument:
-    """One of several models in `/mell/state`; `StateDocument` has the members of a sole one."""
+    """One of several models in `/mell/state`; `StateDocument` has the members of a sole one.
+
+    `names` are those that calls give.
+    """
 
     model: str
+    names: tuple[str, ...]
     wanted: int | None
     service: ServiceDocument | None
     scaling: ScalingDocument | None
@@ -179,6 +207,7 @@ class StateDocument:
     dry_run: str | None
     resting: tuple[tuple[str, str], ...]
     replicas: tuple[ReplicaDocument, ...]
+    names: tuple[str, ...] = ()
     service: ServiceDocument | None = None
     scaling: ScalingDocument | None = None
     prefills: PrefillsDocument | None = None
@@ -193,11 +222,7 @@ class StateDocument:
 
     def requests(self) -> Mapping[str, RequestDocument]:
         """All requests by id; of a request in hand-over, the run with the higher hop."""
-        found: dict[str, RequestDocument] = {}
-        for request in (request for replica in self.replicas for request in replica.requests):
-            if request.id not in found or found[request.id].hop < request.hop:
-                found[request.id] = request
-        return found
+        return requests_on(self.replicas)
 
     def replica(self, id: str) -> ReplicaDocument | None:
         """The replica with this id, None without one."""
@@ -308,6 +333,7 @@ def parse_state(document: Any) -> StateDocument:
         dry_run=document.get("dry_run", {}).get("said"),
         resting=tuple((str(source), str(target)) for source, target in document.get("resting_pairs", ())),
         replicas=tuple(_replica(item) for item in document["replicas"]),
+        names=tuple(map(str, document.get("names", ()))),
         service=_service(document["service"]) if document.get("service") else None,
         scaling=_scaling(document["scaling"]) if document.get("scaling") else None,
         prefills=_prefills(document["disaggregation"]) if document.get("disaggregation") else None,
@@ -322,12 +348,14 @@ def _node(item: Mapping[str, Any]) -> NodeDocument:
         SeatDocument(str(seat["replica"]), str(seat["by"]), int(seat["held_mib"]), str(seat["why"]), seat.get("model"))
         for seat in item["seats"]
     )
-    return NodeDocument(str(item["id"]), int(item["budget_mib"]), int(item["held_mib"]), seats)
+    budget, ordered, held = (int(item[f"{name}_mib"]) for name in ("budget", "ordered", "held"))
+    return NodeDocument(str(item["id"]), budget, ordered, held, seats)
 
 
 def _model(item: Mapping[str, Any]) -> ModelDocument:
     return ModelDocument(
         model=str(item["model"]),
+        names=tuple(map(str, item.get("names", ()))),
         wanted=item.get("wanted_replicas"),
         service=_service(item["service"]) if item.get("service") else None,
         scaling=_scaling(item["scaling"]) if item.get("scaling") else None,
@@ -409,14 +437,16 @@ def _memory(item: Mapping[str, Any]) -> MemoryDocument:
         declared_blocks=int(item["declared_blocks"]),
         least_blocks=int(item["least_blocks"]),
         used_blocks=int(item["used_blocks"]),
-        mib=sum(int(item[part]) for part in ("parameters_mib", "kv_mib", "rest_mib")),
+        parameters_mib=int(item["parameters_mib"]),
+        kv_mib=int(item["kv_mib"]),
+        rest_mib=int(item["rest_mib"]),
         cause=item.get("cause"),
         pair=_pair(item.get("pair")),
     )
 
 
-def _pair(item: Mapping[str, Any] | None) -> str | None:
-    return None if item is None or item["state"] == "over" else f"{item['state']} with {item['buddy']}"
+def _pair(item: Mapping[str, Any] | None) -> PairDocument | None:
+    return None if item is None or item["state"] == "over" else PairDocument(str(item["state"]), str(item["buddy"]))
 
 
 def _request(item: Mapping[str, Any]) -> RequestDocument:

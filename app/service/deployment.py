@@ -272,7 +272,9 @@ class IngressBackend:
         return self._state, self._migrations
 
     def _merged(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return merge_states({model.id: state for model, state in zip(self.models, states, strict=True)})
+        """The state of the application, from those of the models, in their order."""
+        found = {model.id: state for model, state in zip(self.models, states, strict=True)}
+        return merge_states(found, {model.id: model.config.names for model in self.models})
 
     @contextlib.contextmanager
     def _ignore_scheduler_outage(self) -> Iterator[None]:

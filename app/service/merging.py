@@ -1,6 +1,6 @@
 """The documents of several models as one: `/mell/state` and `/mell/migrations`. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _COMMON = ("mode", "configured_mode", "policy", "fence")
@@ -10,12 +10,15 @@ _OF_ALL = (*_COMMON, "replicas", "devices")
 _SUMS = ("wanted_replicas", "min_replicas", "max_replicas", "least_replicas")
 
 
-def merge_states(states: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The state of an application, from those of its models by id; that of one model is the application's.
+def merge_states(states: Mapping[str, dict[str, Any]], names: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    """The state of an application, from those of its models by id, and the names of the models in calls.
+
+    The state of one model is the application's.
 
     The replicas of all models stand at the top, each with its `model`. The other members of each model are in `models`,
     and numbers of replicas at the top are sums.
     """
+    states = {model: {"names": sorted(names[model])} | state for model, state in states.items()}
     documents = list(states.values())
     if len(documents) == 1:
         return documents[0]

@@ -203,6 +203,9 @@ class State(Described):
         description="The fewest replicas that could hold the KV caches of all requests now, where blocks that requests "
         "share count once. Only with `scheduler.sizes` `marginal`.",
     )
+    names: list[str] = Field(
+        default_factory=list, description="The names of the model in calls, without those of its adapters."
+    )
     estimates: dict[str, Any] = Field(
         default_factory=dict, description="Estimates of links, hand-overs and engine steps."
     )
@@ -241,7 +244,7 @@ class State(Described):
     models: list[dict[str, Any]] = Field(
         default_factory=list,
         description="Only with several models: each with its id as `model`, and the members that are its own, such as "
-        "`wanted_replicas`, `routing`, `service` and `scaling`.",
+        "`names`, `wanted_replicas`, `routing`, `service` and `scaling`.",
     )
     devices: list[NodeMemoryState] = Field(
         default_factory=list, description="The memory of nodes. Only with `memory.budget_mib`."

@@ -16,7 +16,7 @@ from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveReque
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
-from tests.app.client.sample import BUSY, MATCHED, record
+from tests.app.client.sample import BUSY, MATCHED, SHARING, record
 
 Mell = Callable[..., Result]
 
@@ -184,7 +184,7 @@ def test_memory_of_replicas_is_shown(at: Mell, mell: FakeMell) -> None:
         {"replica": first["id"], "by": "hand", "held_mib": 1060, "why": "an operator has ordered its size"},
         {"replica": others[0]["id"], "by": "waits", "held_mib": 0, "why": "it needs 900 MiB"},
     ]
-    devices = [{"id": "n", "budget_mib": 4000, "held_mib": 1060, "seats": seats}]
+    devices = [{"id": "n", "budget_mib": 4000, "ordered_mib": 1060, "held_mib": 1060, "seats": seats}]
     mell.state = mell.state | {"replicas": [first | {"memory": memory}, *others], "devices": devices}
     head, row, waiting, node, *reasons = at("memory").stdout.splitlines()
     assert head.split() == ["REPLICA", "BY", "POOL", "USED", "BLOCKS", "ORDERED", "LEAST", "MOST", "MIB"]
@@ -196,6 +196,23 @@ def test_memory_of_replicas_is_shown(at: Mell, mell: FakeMell) -> None:
     assert shown == {"replicas": [{"id": first["id"], "memory": memory}]}
     assert json.loads(at("memory", "--json").stdout)["devices"] == devices
     assert "no replica 'z' is running" in at("memory", "z").stderr
+
+
+def test_models_are_shown_with_their_replicas_requests_and_memory(at: Mell, mell: FakeMell) -> None:
+    mell.state = SHARING
+    chat, code = json.loads(at("models", "--json").stdout)["models"]
+    assert chat == {
+        "model": "chat",
+        "names": ["chat", "chat-1b"],
+        "replicas": {"awake": 1, "asleep": 1, "starting": 0},
+        "requests": {"running": 1, "waiting": 1},
+        "memory": {"parameters_mib": 2048, "kv_mib": 2200, "rest_mib": 930, "held_mib": 5178, "share": 5178 / 8192},
+        "notes": [],
+    }
+    assert (code["names"], code["replicas"]["awake"], code["memory"]["held_mib"]) == (["code"], 1, 2868)
+    mell.refusal = ApiError(401, "this call requires Authorization: Bearer <admin key>")
+    refused = at("models", "--json")
+    assert (refused.exit_code, "error" in json.loads(refused.stdout)) == (1, True)
 
 
 def test_an_order_for_a_mode_says_what_it_does(at: Mell, mell: FakeMell) -> None:

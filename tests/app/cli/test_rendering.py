@@ -9,15 +9,30 @@ from rich.console import Group
 from app.cli.cache import render_match
 from app.cli.formatting import Bar, age, cells, count, duration
 from app.cli.migrations import render_migrations
-from app.cli.status import render_status
+from app.cli.models import model_rows, render_models
+from app.cli.status import memory_table, render_status
 from app.cli.top import Rates, TopView, render_top
 from app.client.documents import parse_match, parse_records, parse_state
 from policies.decision.matching import Basis, Routed
 from policies.decision.placement import Queue
-from policies.model import Phase, ReplicaId, Role
+from policies.model import Phase, ReplicaId, ReplicaState, Role
 from policies.precedence import Precedence
 from tests.app.cli.conftest import drawn
-from tests.app.client.sample import BUSY, MATCHED, MOVED, NOW, match, record, replica, request, state
+from tests.app.client.sample import (
+    BUSY,
+    MATCHED,
+    MOVED,
+    NOW,
+    SHARING,
+    elastic,
+    match,
+    node,
+    record,
+    replica,
+    request,
+    seat,
+    state,
+)
 
 URL = "http://127.0.0.1:8000"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -312,3 +327,75 @@ def test_status_shows_several_models() -> None:
     ]
     rows = [line.split()[1:3] for line in lines if " RUNNING" in line]
     assert rows == [["RUNNING", "chat"], ["RUNNING", "code"]]
+
+
+def shown_models(document: dict[str, Any], now: float = NOW, width: int = 100) -> list[str]:
+    found = parse_state(document)
+    return drawn(render_models(found, model_rows(found), now), width).splitlines()
+
+
+def test_a_sole_model_without_a_budget_is_one_row() -> None:
+    assert shown_models(BUSY | {"names": ["tiny"]}) == [
+        "MODEL  AWAKE  ASLEEP  STARTING  RUN  WAIT",
+        "tiny       2       0         1    3     1",
+    ]
+
+
+def test_a_model_has_its_id_beside_its_names_if_that_is_none_of_them() -> None:
+    models = [{"model": "org/chat", "names": ["chat", "gpt"]}, {"model": "code", "names": ["code"]}]
+    rows = shown_models(state(replica("a") | {"model": "org/chat"}, models=models))[1:]
+    assert [row.split("  ")[0] for row in rows] == ["chat, gpt (org/chat)", "code"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "note"),
+    [("act", "a request wakes it"), ("observe", "in the mode observe, only mell wake wakes it")],
+)
+def test_a_model_that_does_not_serve_has_the_reason(mode: str, note: str) -> None:
+    asleep = replica("a", state=ReplicaState.ASLEEP, memory=elastic("a", None)) | {"model": "chat"}
+    asleep["memory"]["cause"] = "its files are gone"
+    starting = replica("b", state=ReplicaState.STARTING) | {"model": "code"}
+    device = node(seat("a", "asleep", 310, "it sleeps", "chat"), seat("b", "waits", 0, "it needs 900 MiB", "code"))
+    models = [{"model": "chat", "names": ["chat"]}, {"model": "code", "names": ["code"]}]
+    assert shown_models(state(asleep, starting, mode=mode, models=models, devices=[device]))[3:] == [
+        f"chat: asleep: {note}",
+        "chat: a: its files are gone",
+        "code: b waits to start: it needs 900 MiB",
+    ]
+
+
+def test_models_of_an_old_state_come_with_its_age() -> None:
+    assert shown_models(BUSY, NOW + 9)[0].startswith("as of 9 s ago")
+
+
+def test_devices_in_status_and_top() -> None:
+    assert "MEMORY" not in status(), "nothing without a budget"
+    lines = status(SHARING).splitlines()
+    assert lines[11:13] == [
+        "4f0b45ba  ███████████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░  98%  8,046/8,192    8,046",
+        "4f0b45ba: chat 5,178 (1 asleep), code 2,868",
+    ]
+    seen = TopView(parse_state(SHARING), (), None, 0.0)
+    lines = drawn(render_top(URL, seen, 0.0, NOW, 30)).splitlines()
+    assert lines[10] == "4f0b45ba: chat 5,178 (1 asleep), code 2,868" and "█▓" in lines[9]
+
+
+@WIDTHS
+def test_ten_replicas_of_one_model_on_a_device_are_one_line_of_top(width: int) -> None:
+    ids = [f"replica{number}" for number in range(10)]
+    seats = [seat(id, "demand", 900 - number, "") for number, id in enumerate(ids)]
+    document = state(*map(replica, ids), devices=[node(*seats, budget_mib=9000)])
+    seen = TopView(parse_state(document), parse_records([record(f"m{i}") for i in range(100)]), None, 0.0)
+    lines = drawn(render_top(URL, seen, 0.0, NOW, 40), width).splitlines()
+    (holders,) = [line for line in lines if line.startswith("4f0b45ba: ")]
+    assert holders.startswith("4f0b45ba: replica0 900, replica1 899, ") and holders.endswith("…")
+    assert 35 <= len(lines) <= 40 and max(map(len, lines)) <= width
+
+
+def test_the_pair_of_a_replica_in_the_table_of_memory() -> None:
+    paired = replica("a", memory=elastic("a", 100))
+    over = replica("b", memory=elastic("b", 100))
+    paired["memory"]["pair"] = {"state": "paired", "buddy": "c"}
+    over["memory"]["pair"] = {"state": "over", "buddy": "c"}
+    rows = drawn(memory_table(parse_state(state(paired, over)).replicas, {}), 100).splitlines()[1:]
+    assert ["settled, paired with c" in row for row in rows] == [True, False]

@@ -11,16 +11,19 @@ def _state(as_of: float, *replicas: str, **others: Any) -> dict[str, Any]:
     return {"as_of": as_of, **common, **own, "replicas": [{"id": id} for id in replicas], **others}
 
 
-def test_the_state_of_one_model_stays_as_it_is() -> None:
+NAMES = {"chat": ["chat-1b", "chat"], "code": ["code"]}
+
+
+def test_the_state_of_one_model_is_that_of_the_application() -> None:
     state = _state(1.0, "a", "b")
-    assert merge_states({"chat": state}) is state
+    assert merge_states({"chat": state}, NAMES) == state | {"names": ["chat", "chat-1b"]}
     document = {"migrations": [{"id": "m"}]}
     assert merge_migrations([document]) is document
 
 
 def test_replicas_stand_at_the_top_with_their_models() -> None:
     service = {"state": "held"}
-    merged = merge_states({"chat": _state(2.0, "c", "a", service=service), "code": _state(1.0, "b")})
+    merged = merge_states({"chat": _state(2.0, "c", "a", service=service), "code": _state(1.0, "b")}, NAMES)
     assert [(r["id"], r["model"]) for r in merged["replicas"]] == [("a", "chat"), ("b", "code"), ("c", "chat")]
     assert (merged["as_of"], merged["mode"], merged["fence"], merged["policy"]) == (1.0, "act", 4, "pack")
     assert (merged["wanted_replicas"], merged["min_replicas"], merged["max_replicas"]) == (4, 2, 6)
@@ -31,14 +34,15 @@ def test_replicas_stand_at_the_top_with_their_models() -> None:
         {"kind": "tree"},
         2,
     )
+    assert (chat["names"], code["names"]) == (["chat", "chat-1b"], ["code"]) and "names" not in merged
     assert code["model"] == "code" and "service" not in code
     assert "service" not in merged and "replicas" not in chat
 
 
 def test_the_fewest_replicas_are_a_sum_of_what_is_known_of_all() -> None:
     known = [_state(1.0, least_replicas=2), _state(1.0, least_replicas=3)]
-    assert merge_states({"chat": known[0], "code": known[1]})["least_replicas"] == 5
-    assert "least_replicas" not in merge_states({"chat": known[0], "code": _state(1.0)})
+    assert merge_states({"chat": known[0], "code": known[1]}, NAMES)["least_replicas"] == 5
+    assert "least_replicas" not in merge_states({"chat": known[0], "code": _state(1.0)}, NAMES)
 
 
 def test_migrations_are_ordered_over_all_models() -> None:
@@ -64,7 +68,7 @@ def test_a_label_of_several_models_names_no_request() -> None:
 def test_devices_are_of_all_models_and_their_parts_have_models() -> None:
     devices = [{"id": "n", "budget_mib": 9, "seats": [{"replica": "a"}, {"replica": "b"}, {"replica": "new"}]}]
     states = {"chat": _state(2.0, "a", devices=devices), "code": _state(1.0, "b", devices=devices)}
-    merged = merge_states(states)
+    merged = merge_states(states, NAMES)
     seats = [{"replica": "a", "model": "chat"}, {"replica": "b", "model": "code"}, {"replica": "new"}]
     assert merged["devices"] == [{"id": "n", "budget_mib": 9, "seats": seats}]
     assert all("devices" not in model for model in merged["models"])
