@@ -47,9 +47,10 @@ export class Ask {
     return [...this.model.replicas.values()].filter((r) => r.state === "RUNNING" && r.id !== request.replica && r.model === model);
   }
 
-  // The models to choose from, if there are several.
+  // The models to choose from, if there are several: by a name in calls, which the id need not be.
   #listModels() {
-    const models = [...new Set([...this.model.replicas.values()].map((r) => r.model).filter(Boolean))].sort();
+    const ids = [...new Set([...this.model.replicas.values()].map((r) => r.model).filter(Boolean))];
+    const models = ids.map((id) => this.model.head.names?.[id] ?? id).sort();
     const choice = by("ask-model");
     choice.hidden = models.length === 0;
     if (models.join() === [...choice.options].map((o) => o.value).join()) return;

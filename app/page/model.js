@@ -18,6 +18,12 @@ function cacheOf(row) {
   return { active, historical, blank, prompted, cached, host };
 }
 
+// A node with a budget, in MiB, and the parts of its replicas.
+function deviceOf([id, budget, ordered, held, seats]) {
+  const parts = seats.map(([replica, model, by, held, ordered, why]) => ({ id: replica, model, by, held, ordered, why, device: id }));
+  return { id, budget, ordered, held, seats: parts };
+}
+
 // The size class among `capacity` tokens.
 export function kindOf(tokens, capacity) {
   for (const [kind, part] of [8, 4, 3, 2].entries()) if (tokens <= Math.floor(capacity / part)) return kind;
@@ -33,6 +39,7 @@ export class Model {
   }
 
   clear() {
+    this.devices = [];
     this.replicas = new Map();
     this.requests = new Map();
     this.migrations = new Map();
@@ -42,8 +49,9 @@ export class Model {
   // Apply an event; returns the new and changed migrations, newest first, and none for a snapshot.
   apply(kind, data) {
     if (kind === "snapshot") this.clear();
-    const { as_of, now, mode, policy, wanted_replicas, dry_run, savings, service, scaling, disaggregation } = data;
-    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run, savings, service, scaling, disaggregation };
+    const { as_of, now, mode, policy, wanted_replicas, dry_run, savings, service, scaling, disaggregation, names } = data;
+    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run, savings, service, scaling, disaggregation, names };
+    if (data.devices) this.devices = data.devices.map(deviceOf);
     this.#replicas(data);
     this.#requests(data);
     this.points = this.points.concat(data.points).slice(-POINTS);

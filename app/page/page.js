@@ -3,6 +3,7 @@
 import { Ask } from "./ask.js";
 import { Charts } from "./charts.js";
 import { Detail } from "./detail.js";
+import { Devices } from "./devices.js";
 import { sentences } from "./level.js";
 import { Link, key } from "./link.js";
 import { KINDS, Model } from "./model.js";
@@ -65,6 +66,7 @@ const ask = new Ask(model, {
 });
 const charts = new Charts(by("charts"));
 const moves = new Moves(by("moves"), by("moves-note"), select);
+const devices = new Devices(by("devices"), select);
 const listing = new Listing(by("listing"), by("replicas"), select);
 
 function tip(place, title, words) {
@@ -115,13 +117,16 @@ function showFacts() {
   const capacity = replicas.reduce((sum, r) => sum + r.capacity, 0);
   const starting = replicas.filter((r) => r.state === "STARTING").length;
   const draining = replicas.filter((r) => r.state === "DRAINING").length;
-  const states = `${starting ? `, ${starting} opening` : ""}${draining ? `, ${draining} draining` : ""}`;
+  const waking = replicas.filter((r) => r.state === "WAKING").length;
+  const asleep = replicas.filter((r) => r.state === "ASLEEP").length;
+  const counts = Object.entries({ opening: starting, draining, waking, asleep });
+  const states = counts.map(([state, n]) => (n ? `, ${n} ${state}` : "")).join("");
   const facts = [
     `${whole(replicas.length)} ${replicas.length === 1 ? "replica" : "replicas"}${states}`,
     `${whole(model.requests.size)} ${model.requests.size === 1 ? "request" : "requests"}`,
     `${percent(used / capacity)} KV`,
     [policy, mode].filter(Boolean).join(", "),
-    wanted === null || wanted === undefined || wanted === replicas.length ? "" : `${wanted} wanted`,
+    wanted === null || wanted === undefined || wanted === replicas.length - asleep ? "" : `${wanted} wanted`,
     dryRun ? `acting ${dryRun}` : "",
   ].filter(Boolean);
   list(by("facts"), facts);
@@ -143,6 +148,7 @@ const link = new Link("events", {
     stage.update(migrations);
     charts.update(model.points);
     moves.update(model.migrations);
+    devices.update(model.devices);
     listing.update(model.replicas);
     detail.update();
     ask.update();

@@ -44,10 +44,11 @@ export class Painter {
   column({ replica, x, w, bottom, h, named, open }, name) {
     const c = this.context;
     const top = bottom - h;
-    const starting = replica.state === "STARTING";
+    const word = { STARTING: "opening", WAKING: "waking", ASLEEP: "asleep", DRAINING: "draining" }[replica.state];
+    const hollow = word !== undefined && replica.state !== "DRAINING"; // It takes no requests.
     const draining = replica.state === "DRAINING";
     c.lineWidth = 1;
-    if (starting) {
+    if (hollow) {
       c.setLineDash([3, 3]);
       c.strokeStyle = this.#colours.muted;
       c.strokeRect(x + 0.5, top + 0.5, w - 1, h - 1);
@@ -59,7 +60,7 @@ export class Painter {
     if (draining) this.#hatch(x, top, w, h);
     c.fillStyle = draining ? this.#colours.warn : this.#colours.line;
     // The line is at the capacity; above a column that goes on there is none.
-    if (!starting && !open) c.fillRect(x - 1, top - 2, w + 2, 2);
+    if (!hollow && !open) c.fillRect(x - 1, top - 2, w + 2, 2);
     if (!named) {
       if (draining) c.fillRect(x, bottom + 11, w, 2);
       return;
@@ -69,7 +70,7 @@ export class Painter {
     c.fillStyle = this.#colours.muted;
     c.fillText(short(name, Math.max(4, Math.floor(w / 6.4))), x + w / 2, bottom + 22, w + 8);
     const used = w < 150 ? "" : ` of ${whole(replica.capacity)} tokens`;
-    const state = starting ? "opening" : draining ? "draining" : percent(replica.used / replica.capacity) + used;
+    const state = word ?? percent(replica.used / replica.capacity) + used;
     c.font = `${draining ? 600 : 400} 10px ${this.#font}`;
     c.fillStyle = draining ? this.#colours.warn : this.#colours.muted;
     c.fillText(state, x + w / 2, top - 5, w + 10);

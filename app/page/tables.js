@@ -8,7 +8,7 @@ const STATES = { RUNNING: "good", STARTING: "starting", DRAINING: "draining", AS
 const OUTCOMES = { committed: "moved", aborted: "stayed", refused: "refused" };
 
 // Rows are kept by id, and unchanged cells are not touched, so that focus and selection persist.
-class Rows {
+export class Rows {
   #rows = new Map();
 
   constructor(table) {
@@ -40,7 +40,7 @@ class Rows {
   }
 }
 
-const number = (value) => ({ value, number: true });
+export const number = (value) => ({ value, number: true });
 
 export class Moves {
   constructor(table, note, select) {

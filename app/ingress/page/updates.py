@@ -15,6 +15,9 @@ numbers:
     migrations  new and changed ones, newest first
     points      new points of the charts, see `app.ingress.page.charts`
     savings     the sentence of `app.ingress.page.savings`; null unless Mell acts
+    names       a name in calls for each of several models, by its id
+    devices     [id, budget, ordered, held, seats] of each node with a budget, in MiB, with seats [replica, model, by,
+                held, ordered, why]; in a delta only if they have changed
 
 A request in hand-over is on two replicas and has a number on each.
 """
@@ -33,6 +36,7 @@ POINTS = 400
 """Five minutes."""
 _HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling", "disaggregation")
 _OF_REPLICA = ("id", "state", "node", "capacity_tokens", "preemptions", "role", "role_by_hand", "model")
+_OF_SEAT = ("replica", "model", "by", "held_mib", "ordered_mib", "why")
 _MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),
     *("tokens", "bytes", "started_at", "duration_s", "pause_s", "resume_s", "predicted_kv_s", "predicted_tokens_s"),
@@ -61,6 +65,7 @@ class PageState:
         self._requests: dict[tuple[str, str], list[Any]] = {}
         self._migrations: dict[str, dict[str, Any]] = {}
         self._points: deque[Point] = deque(maxlen=POINTS)
+        self._devices: list[list[Any]] = []
 
     def snapshot(self) -> dict[str, Any]:
         """The whole state, for a page without one."""
@@ -71,6 +76,7 @@ class PageState:
             "caches": list(self._caches.values()),
             "migrations": list(self._migrations.values()),
             "points": list(self._points),
+            "devices": self._devices,
         }
 
     def update(self, sample: PageSample) -> dict[str, Any]:
@@ -79,14 +85,20 @@ class PageState:
         dry_run = sample.state.get("dry_run", {}).get("said")
         saved = savings(sample.state, sample.migrations, int(sample.point[WORST_FIT] or 0), sample.now)
         head = {name: sample.state.get(name) for name in _HEAD}
-        self._head = head | {"now": sample.now, "dry_run": dry_run, "savings": saved}
+        names = {each["model"]: each["names"][0] for each in sample.state.get("models", ()) if each.get("names")}
+        self._head = head | {"now": sample.now, "dry_run": dry_run, "savings": saved, "names": names}
         self._points.append(sample.point)
         return self._head | {
             **self._update_replicas(replicas),
             **self._update_requests(replicas, sample.state.get("as_of", sample.now)),
             "migrations": self._update_migrations(sample.migrations[:MIGRATIONS]),
             "points": [sample.point],
+            **self._update_devices(sample.state.get("devices", ())),
         }
+
+    def _update_devices(self, devices: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        before, self._devices = self._devices, [_device(device) for device in devices]
+        return {} if self._devices == before else {"devices": self._devices}
 
     def _update_replicas(self, replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         rows = {r["id"]: [r.get(name) for name in _OF_REPLICA] for r in replicas}
@@ -138,6 +150,11 @@ def _cache(cache: Mapping[str, Any] | None) -> list[int] | None:
     blocks, host, prompts = cache["hbm"], cache["dram"], cache["prompt_tokens"]
     used = [blocks["active"], blocks["historical"], blocks["blank"]]
     return [*used, prompts["all"], prompts["hbm"] + prompts["dram"], host["historical"] if host else 0]
+
+
+def _device(device: Mapping[str, Any]) -> list[Any]:
+    seats = [[seat.get(name) for name in _OF_SEAT] for seat in device["seats"]]
+    return [*(device[name] for name in ("id", "budget_mib", "ordered_mib", "held_mib")), seats]
 
 
 def _short(value: Any) -> Any:

@@ -64,7 +64,10 @@ class SyntheticRequest:
 
 @dataclass
 class SyntheticCluster:
-    """Replicas by name. `now` is in seconds since 1970."""
+    """Replicas by name. `now` is in seconds since 1970. `models` have the names in calls by id; replicas take turns.
+
+    With `budget_mib`, all replicas are on one node, and each holds an equal part of what is not `free_mib`.
+    """
 
     replicas: int
     requests: int
@@ -72,6 +75,9 @@ class SyntheticCluster:
     now: float = field(default_factory=time.time)
     dry_run: dict[str, Any] | None = None
     capacity: int = CAPACITY
+    models: dict[str, list[str]] = field(default_factory=dict)
+    budget_mib: int | None = None
+    free_mib: int = 500
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -211,8 +217,26 @@ class SyntheticCluster:
             "policy": "pack",
             "fence": 1,
             "wanted_replicas": len(self.running()),
-            "replicas": [self._replica(name) for name in sorted(self.states)],
+            "replicas": [self._replica(name) | self._model(name) for name in sorted(self.states)],
+            "models": [{"model": model, "names": names} for model, names in self.models.items()],
+            "devices": [] if self.budget_mib is None else [self._device(self.budget_mib)],
         } | ({"dry_run": self.dry_run} if self.dry_run else {})
+
+    def _model(self, name: str) -> dict[str, str]:
+        models = list(self.models)
+        return {"model": models[int(name[-3:]) % len(models)]} if models else {}
+
+    def _device(self, budget: int) -> dict[str, Any]:
+        held = (budget - self.free_mib) // len(self.states)
+        whys = {ReplicaState.ASLEEP: ("asleep", "it sleeps"), ReplicaState.STARTING: ("starts", "it starts")}
+        demand = "demand", "its requests want more than there is for it"
+        seats = [
+            {"replica": name, "held_mib": held, "ordered_mib": held, "by": by, "why": why} | self._model(name)
+            for name, state in sorted(self.states.items())
+            for by, why in [whys.get(state, demand)]
+        ]
+        sums = {"held_mib": held * len(seats), "ordered_mib": held * len(seats)}
+        return {"id": "10.0.0.4", "budget_mib": budget, **sums, "seats": seats}
 
     def _replica(self, name: str) -> dict[str, Any]:
         free = max(0, self.capacity - self.used(name))

@@ -318,6 +318,57 @@ def test_a_key_for_the_model_is_asked_for_only_if_it_is_needed(opened: Opened, s
     assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
 
 
+def test_without_a_budget_no_memory_is_shown(opened: Opened) -> None:
+    assert opened.live().is_hidden("#devices")
+
+
+@pytest.mark.parametrize("models", [{}, {"org/chat": ["chat", "gpt"], "code": ["code"]}], ids=["one", "two"])
+def test_a_bar_shows_who_holds_the_memory_of_a_node(browser: Any, models: dict[str, list[str]]) -> None:
+    cluster = SyntheticCluster(10, 40, models=models, budget_mib=20_500)
+    service = Served(cluster)
+    try:
+        service.call(lambda cluster: cluster.states.update({"engine-010": ReplicaState.ASLEEP}))
+        opened = Opened(browser, service.url)
+        page = opened.live()
+        opened.until("() => document.querySelectorAll('#devices .bar i').length === 10")
+        assert "20,000 of 20,500 MiB held (98 %), 20,000 ordered" in page.inner_text("#devices .device")
+        boxes = [part.bounding_box() for part in page.locator("#devices .bar i").all()]
+        bar = page.locator("#devices .bar").bounding_box()
+        assert all(abs(box["width"] / bar["width"] - 2000 / 20_500) < 0.01 for box in boxes)
+        assert all(one["x"] + one["width"] <= other["x"] + 0.5 for one, other in pairwise(boxes))
+        colours = page.evaluate("[...document.querySelectorAll('#devices .bar i')].map((part) => part.dataset.colour)")
+        assert len(set(colours)) == max(1, len(models)) and colours == sorted(colours, key=colours.index)
+        legend = page.locator("#devices .legend li").all_inner_texts()
+        assert [entry.split() for entry in legend] == ([] if not models else [
+            ["code", "10,000", "MiB"], ["org/chat", "10,000", "MiB,", "1", "asleep"],
+        ])  # fmt: skip
+        assert "it sleeps" in page.inner_text("#devices tr:has-text('engine-010')")
+        service.call(lambda cluster: cluster.states.update({"engine-010": ReplicaState.RUNNING}))
+        opened.until("() => !document.querySelector('#devices table').innerText.includes('it sleeps')")
+        page.click("#devices tr:has-text('engine-003') button")
+        assert page.inner_text("#detail-title") == "Replica engine-003" and opened.errors == []
+        opened.context.close()
+    finally:
+        service.close()
+
+
+def test_the_box_asks_a_model_by_a_name_that_calls_have(browser: Any) -> None:
+    service = Served(SyntheticCluster(2, 4, models={"org/chat": ["chat", "gpt"], "code": ["code"]}))
+    try:
+        opened = Opened(browser, service.url)
+        page = opened.live()
+        service.model.finish.set()
+        assert page.locator("#ask-model option").all_inner_texts() == ["chat", "code"]
+        page.select_option("#ask-model", "chat")
+        page.fill("#ask-prompt", "x")
+        page.click("#ask-send")
+        opened.until("() => document.querySelector('#ask-note').textContent.startsWith('complete')")
+        assert service.model.bodies[0]["model"] == "chat"
+        opened.context.close()
+    finally:
+        service.close()
+
+
 def test_a_request_shows_its_moves_and_moves_on_demand(opened: Opened, served: Served) -> None:
     page = opened.live()
     source, live = next((n, r) for n, held in served.cluster.held.items() for r in held if r.immovable is None)
@@ -457,6 +508,7 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: Any, served: Served, sch
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser: Any, served: Served, scheme: str) -> None:
+    served.cluster.models, served.cluster.budget_mib = {"chat": ["chat"], "code": ["code"]}, 8192
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
     opened = Opened(browser, served.url, color_scheme=scheme, bypass_csp=True)
     page = opened.live()

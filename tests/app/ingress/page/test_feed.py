@@ -120,6 +120,19 @@ def test_unchanged_values_are_not_sent_again() -> None:
     assert delta["grown"] == [0] * 30
 
 
+def test_devices_are_sent_when_they_change() -> None:
+    cluster, page_state = SyntheticCluster(2, 2, models={"org/chat": ["chat", "gpt"]}, budget_mib=1100), PageState()
+    first = page_state.update(sample_of(cluster))
+    seats = [[name, "org/chat", "demand", 300, 300, "its requests want more than there is for it"] for name in (
+        "engine-001", "engine-002",
+    )]  # fmt: skip
+    assert first["devices"] == page_state.snapshot()["devices"] == [["10.0.0.4", 1100, 600, 600, seats]]
+    assert first["names"] == {"org/chat": "chat"}
+    assert "devices" not in page_state.update(sample_of(cluster))
+    cluster.free_mib = 100
+    assert page_state.update(sample_of(cluster))["devices"][0][:4] == ["10.0.0.4", 1100, 1000, 1000]
+
+
 def test_the_dry_run_is_sent_in_mode_observe() -> None:
     cluster, page_state = SyntheticCluster(3, 30), PageState()
     assert page_state.update(sample_of(cluster))["dry_run"] is None
