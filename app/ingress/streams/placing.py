@@ -109,8 +109,8 @@ class Placer:
         return placed if placed is not None and placed.replica == replica else Place(replica)
 
     def soonest_s(self) -> float:
-        """Seconds to the first token of the shortest prompt, by the newest view; see `PlacingAlone.soonest_s`."""
-        return self._alone.soonest_s(self._membership.running, self._clock())
+        """Seconds to the first token of the shortest prompt on a replica awake; see `PlacingAlone.soonest_s`."""
+        return self._alone.soonest_s(self.awake(self._membership.running), self._clock())
 
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""

@@ -62,8 +62,9 @@ from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
+from policies.cost.service import ReplicaSpeed
 from policies.decision.limits import Mode
-from policies.decision.placement import Decision, NoReplica, Place, PlacingView
+from policies.decision.placement import Decision, NoReplica, Place, PlacingView, ReplicaView
 from policies.model import Blocks, PoolId, ReplicaId, RequestId, Role
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
@@ -341,6 +342,8 @@ class Scheduler:
         self.order = order
         self.fault: Exception | str | None = None
         self.asleep: frozenset[ReplicaId] = frozenset()
+        self.seen: dict[ReplicaId, ReplicaView] = {}
+        self.speed: ReplicaSpeed | None = None
         self.records: list[MigrationRecord] = []
         self._members = members
 
@@ -375,7 +378,7 @@ class AnsweringScheduler:
 
     async def view(self, pool: PoolId) -> PlacingView:
         await self._scheduler.answer(self._timeout_s)
-        return PlacingView(asleep=self._scheduler.asleep)
+        return PlacingView(self._scheduler.seen, self._scheduler.speed, asleep=self._scheduler.asleep)
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         await self._scheduler.answer(self._timeout_s)

@@ -17,7 +17,9 @@ from migration.protocol.record import Outcome
 from migration.run.reader import NotServed
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
-from policies.decision.placement import Decision, Place
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
+from policies.decision.placement import Decision, Place, ReplicaView
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Move, Path, Reason
 from policies.prefix.copies import Fetch
@@ -184,6 +186,18 @@ async def test_a_sleeper_that_refuses_counts_as_asleep_though_no_view_has_said_s
     with pytest.raises(NotServed, match="while the scheduler is away"):
         await served(service, spec())
     assert now() - began < 1.0
+
+
+async def test_the_soonest_first_token_is_not_that_of_a_sleeper() -> None:
+    service = make_service("ab")
+    service.scheduler.speed = ReplicaSpeed(StepCosts(proportional(0.001), 0.02), chunk_tokens=100)
+    service.scheduler.seen = {ReplicaId("a"): ReplicaView(Tokens(1000), 0, 0, backlog=3000)}
+    put_to_sleep(service, "b")
+    await service.placer.refresh()
+    assert service.placer.soonest_s() > 3.0, "behind the prefills of the only one awake"
+    put_to_sleep(service, "a", "b")
+    await service.placer.refresh()
+    assert service.placer.soonest_s() == 0.0
 
 
 async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping() -> None:
