@@ -6,6 +6,7 @@ python examples/burst.py --streams 60
 import argparse
 import asyncio
 import json
+import os
 import time
 
 import httpx
@@ -31,11 +32,11 @@ async def stream(client: httpx.AsyncClient, number: int, tokens: int) -> bool:
     return False
 
 
-async def watch(client: httpx.AsyncClient, began: float) -> None:
+async def watch(operator: httpx.AsyncClient, began: float) -> None:
     """Print the running replicas and the requests on them whenever these change, until cancelled."""
     before = ""
     while True:
-        replicas = (await client.get("/mell/state")).raise_for_status().json()["replicas"]
+        replicas = (await operator.get("/mell/state")).raise_for_status().json()["replicas"]
         now = "  ".join(f"{each['id']} {each['state'].lower()}: {len(each['requests'])}" for each in replicas)
         if now != before:
             print(f"{time.monotonic() - began:6.1f} s  {now}", flush=True)
@@ -47,15 +48,22 @@ async def main() -> None:
     """Send the burst, and show the replicas meanwhile."""
     parser = argparse.ArgumentParser(description="A burst of streams, and the replicas that serve it.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the server (default: %(default)s)")
+    parser.add_argument(
+        "--admin-key", default=os.environ.get("MELL_ADMIN_KEY"), help="the ingress.admin_key, if one is set"
+    )
     parser.add_argument("--streams", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=400, help="the length of each answer (default: %(default)s)")
     given = parser.parse_args()
-    limits = httpx.Limits(max_connections=given.streams + 1)
-    async with httpx.AsyncClient(base_url=given.url, timeout=600, limits=limits) as client:
-        watching = asyncio.create_task(watch(client, time.monotonic()))
+    headers = {"Authorization": f"Bearer {given.admin_key}"} if given.admin_key else {}
+    limits = httpx.Limits(max_connections=given.streams)
+    async with (
+        httpx.AsyncClient(base_url=given.url, timeout=600, limits=limits) as client,
+        httpx.AsyncClient(base_url=given.url, timeout=600, headers=headers) as operator,
+    ):
+        watching = asyncio.create_task(watch(operator, time.monotonic()))
         found = await asyncio.gather(*(stream(client, number, given.tokens) for number in range(given.streams)))
         watching.cancel()
-        moved = (await client.get("/mell/migrations")).raise_for_status().json()["migrations"]
+        moved = (await operator.get("/mell/migrations")).raise_for_status().json()["migrations"]
     print(f"{sum(found)} of {given.streams} streams whole; the newest {len(moved)} migrations are in `mell migrations`")
     if not all(found):
         raise SystemExit(1)
