@@ -36,8 +36,9 @@ from deployments.processes.heap import keep_heap_frozen
 from deployments.processes.niceness import take_niceness_of_parent
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.listing import ServeListing
+from deployments.scheduler.memory.ledgers import BudgetedPool
+from deployments.scheduler.memory.nodes import NodeMemory
 from deployments.scheduler.mode import OrderedMode
-from deployments.scheduler.node_memory import BudgetedPool, NodeMemory
 from deployments.scheduler.pool_scheduler import PoolPorts, PoolScheduler
 from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.scaler import ServeScaler
@@ -59,7 +60,7 @@ from policies.cost.latencies import ClassCounts
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode, Terms
 from policies.decision.placement import Decision, PlacingView
-from policies.model import Bytes, PoolId, ReplicaId, Role
+from policies.model import PoolId, ReplicaId, Role
 
 log = logging.getLogger("ray.serve")
 
@@ -100,7 +101,7 @@ class LiveScheduler:
         self._memory = memory = SchedulerMemory(terms)
         self._recorder = _recorder(config, terms, fence)
         elastic = {ports.pool: _elastic_pool(ports, config.of(ports.pool).weight) for ports in pools}
-        self._devices = NodeMemory(
+        self._nodes = NodeMemory.of(
             config.memory, fence, elastic, claims, lambda: self._memory.terms.mode is Mode.ACT, clock
         )
         self._pools = {
@@ -112,7 +113,7 @@ class LiveScheduler:
                 clock,
                 wall_clock,
                 lambda: self._epochs,
-                self._devices,
+                self._nodes,
             )
             for ports in pools
         }
@@ -123,7 +124,7 @@ class LiveScheduler:
             clock,
             self._recorder,
             lambda: self._ordered.mode,
-            self._devices,
+            self._nodes,
         )
         for pool in self._pools.values():
             pool.restore_orders()
@@ -168,9 +169,9 @@ class LiveScheduler:
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`."""
         found = [pool.metrics(self._id) for pool in self._pools.values()]
-        if (budget_mib := self._config.memory.budget_mib) is not None:
-            nodes = [device.id for device in self._devices.devices()]
-            found.append(expose_budgets(nodes, Bytes(budget_mib << 20), self._id))
+        if self._nodes is not None:
+            nodes = [device.id for device in self._nodes.division.devices()]
+            found.append(expose_budgets(nodes, self._nodes.ledgers.budget, self._id))
         return join_families(found)
 
     async def record(self, pool: PoolId, record: MigrationRecord) -> None:
@@ -191,7 +192,9 @@ class LiveScheduler:
 
     async def seat(self, call: SeatCall) -> SeatAnswer:
         """See `SeatApi.seat`."""
-        answer = self._devices.seat(call)
+        if self._nodes is None:
+            raise ValueError("memory.budget_mib is not set: replicas start without asking")
+        answer = self._nodes.starting.seat(call)
         if isinstance(answer, SeatLater):
             self._epochs.hurry()
         return answer

@@ -8,7 +8,7 @@ from dataclasses import replace
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.scheduler.dry_run import DryRun
-from deployments.scheduler.node_memory import NodeMemory
+from deployments.scheduler.memory.nodes import NodeMemory
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recorder import Recorder
 from migration.protocol.errors import Refused
@@ -37,7 +37,7 @@ class Epochs:
 
     `last` is the beginning of the last epoch by `clock`. `ready` is set after the first epoch with a report, since
     arrivals can be placed from then on. `ordered` gives the mode that epochs are to have; by default that of `memory`
-    for good. `devices` is the memory that the pools share. `dry_runs` are those of the mode `observe`, by pool.
+    for good. `nodes` have the memory that the pools share. `dry_runs` are those of the mode `observe`, by pool.
 
     An epoch that fails may leave anything half done: observations that are taken in part, moves that are planned and
     not ordered. So the epoch after it forgets all locations, and decides on a snapshot of the replicas.
@@ -51,7 +51,7 @@ class Epochs:
         clock: Clock,
         recorder: Recorder | None = None,
         ordered: Callable[[], Mode] | None = None,
-        devices: NodeMemory | None = None,
+        nodes: NodeMemory | None = None,
     ) -> None:
         self._config = config
         self._pools = pools
@@ -59,7 +59,7 @@ class Epochs:
         self._clock = clock
         self._recorder = recorder
         self._ordered = ordered
-        self._devices = devices
+        self._nodes = nodes
         self._entries: list[Entry] = []
         self._slices = 0
         self._soon = asyncio.Event()
@@ -120,8 +120,8 @@ class Epochs:
         await asyncio.sleep(0)
         now = self._clock()
         passed_s, self.last = now - self.last, now
-        memory = self._devices
-        devices, waiting = ((), ()) if memory is None else (memory.devices(), memory.waiting())
+        nodes = self._nodes
+        devices, waiting = ((), ()) if nodes is None else (nodes.division.devices(), nodes.starting.waiting())
         seen = Observation(now, tuple(pool.observe() for pool in self._pools), devices, waiting)
         await asyncio.sleep(0)
         for pool in self._pools:
@@ -130,8 +130,8 @@ class Epochs:
         await asyncio.sleep(0)
         plans = await self._decide(seen)
         self._record(seen, plans)
-        if self._devices is not None:
-            self._devices.follow(self._memory.division.newest)
+        if nodes is not None:
+            nodes.division.follow(self._memory.division.newest)
         for pair in self._resting(now) - resting:
             log.warning("moves from %s to %s keep failing; none will start for a while", *pair)
         self._report(now)

@@ -7,7 +7,7 @@ from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PairOr
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import PairReport
 from deployments.config import MemorySettings
-from deployments.scheduler.node_memory import ReportedMemory
+from deployments.scheduler.memory.ledgers import ReportedMemory
 from migration.memory.pair_tables import TOGETHER
 from migration.protocol.errors import MigrationError, PeerLost
 from policies.model import ReplicaId, ReplicaState

@@ -16,7 +16,9 @@ from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.evacuating import Evacuations
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing
-from deployments.scheduler.node_memory import NodeMemory, ReportedMemory
+from deployments.scheduler.memory.ledgers import ReportedMemory
+from deployments.scheduler.memory.nodes import NodeMemory
+from deployments.scheduler.memory.view import devices_json
 from deployments.scheduler.pairs import PairOrders
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
@@ -81,8 +83,8 @@ class PoolPorts:
 class PoolScheduler:
     """Answers calls about the pool `id`, between the epochs and within them. `live` is the epochs' side of the pool.
 
-    `fence` is the scheduler's; `epochs` gives its loop, which exists once all pools do. `devices` is the memory that
-    the replicas of all pools share.
+    `fence` is the scheduler's; `epochs` gives its loop, which exists once all pools do. `nodes` have the memory
+    that the replicas of all pools share; None: KV pools keep their sizes.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class PoolScheduler:
         clock: Clock,
         wall_clock: Clock,
         epochs: Callable[[], Epochs],
-        devices: NodeMemory,
+        nodes: NodeMemory | None,
     ) -> None:
         self.id = ports.pool
         self._config = config
@@ -129,10 +131,10 @@ class PoolScheduler:
             ports.replicas, self._roster, listing, self._tree, self._without_arrivals, fence, clock
         )
         self._dispatch = Dispatch(self, self._records)
-        self._devices = devices
+        self._nodes = nodes
         self._reporters = reporters
-        if devices.is_elastic:
-            ports.scaler.sleeping = PoolSleepers(self.id, devices, lambda: self._roster.statuses, config.memory.asleep)
+        if nodes is not None:
+            ports.scaler.sleeping = PoolSleepers(self.id, nodes, lambda: self._roster.statuses, config.memory.asleep)
         self._pairs = PairOrders(
             config.memory,
             fence,
@@ -186,7 +188,8 @@ class PoolScheduler:
 
     def _gathered(self) -> None:
         self._as_of = self._wall_clock()
-        self._devices.take(self.id, self._reported_memory(), self._reporters.serving())
+        if self._nodes is not None:
+            self._nodes.ledgers.take(self.id, self._reported_memory(), self._reporters.serving())
 
     # --- for ingresses and replicas -------------------------------------------------------------------
 
@@ -302,8 +305,8 @@ class PoolScheduler:
             state["scaling"] = scaling_report(memory.cluster, memory.scaled).to_json()
         if (prefills := prefill_report(memory)) is not None:
             state["disaggregation"] = prefills.to_json()
-        if self._devices.is_elastic:
-            state["devices"] = self._devices.to_json()
+        if self._nodes is not None:
+            state["devices"] = devices_json(self._nodes, self._epochs().mode is Mode.ACT)
         return state | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
@@ -427,7 +430,9 @@ class PoolScheduler:
         await self._gatherer.gather_within(_OPERATOR_WAIT_S)
         if replica not in self._roster.statuses:
             return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
-        answer = await self._devices.set_blocks(ReplicaId(replica), blocks)
+        if self._nodes is None:
+            return MoveRejected(422, "memory.budget_mib is not set: KV pools keep their sizes")
+        answer = await self._nodes.orders.set_blocks(ReplicaId(replica), blocks)
         self._epochs().hurry()
         return answer
 
@@ -436,7 +441,7 @@ class PoolScheduler:
         mode = self._epochs().mode
         if asleep and mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: no request would wake it again; write act")
-        if not self._devices.is_elastic:
+        if self._nodes is None:
             return MoveRejected(422, "memory.budget_mib is not set: no replica sleeps")
         await self._gatherer.gather_within(_OPERATOR_WAIT_S)
         if replica is not None and replica not in self._roster.statuses:
@@ -498,7 +503,7 @@ class PoolScheduler:
         if self._config.prefill_replicas >= least:
             prefills = self._config.prefill_replicas
             return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")
-        if not least and not self._devices.is_elastic:
+        if not least and self._nodes is None:
             return MoveRejected(422, "a minimum of 0 needs memory.budget_mib: without it no replica sleeps")
         self._scaler.set_bounds((least, most))
         return MoveAccepted(self.id)

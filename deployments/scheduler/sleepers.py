@@ -5,15 +5,17 @@ of those awake. A replica counts as asleep from the order to sleep on, and as aw
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.scheduler.node_memory import NodeMemory
+from deployments.scheduler.memory.ledgers import NodeLedgers
+from deployments.scheduler.memory.nodes import NodeMemory
 from migration.concurrency import Tasks
 from policies.decision.observation import Status
-from policies.memory.ladder import OpeningNeed, Sleep, Wait, Wake, climb, descend
-from policies.model import PoolId, ReplicaId, ReplicaState
+from policies.memory.ladder import DeviceState, OpeningNeed, SeatState, Sleep, Wait, Wake, climb, descend
+from policies.memory.ledger import Seat
+from policies.model import Bytes, PoolId, ReplicaId, ReplicaState
 
 log = logging.getLogger("ray.serve")
 
@@ -70,9 +72,10 @@ class Sleeping(Protocol):
 class PoolSleepers:
     """Implements `Sleeping`. At most `most` replicas sleep on a node."""
 
-    def __init__(self, pool: PoolId, memory: NodeMemory, statuses: Statuses, most: int) -> None:
+    def __init__(self, pool: PoolId, nodes: NodeMemory, statuses: Statuses, most: int) -> None:
         self._pool = pool
-        self._memory = memory
+        self._ledgers = nodes.ledgers
+        self._orders = nodes.orders
         self._statuses = statuses
         self._most = most
         self._to_sleep: set[ReplicaId] = set()
@@ -100,15 +103,18 @@ class PoolSleepers:
             return None
         if waking:
             return Wait()
-        rung = climb(OpeningNeed(self._pool, self._memory.least(asleep), apart=False), self._memory.ladder(asleep, ()))
+        found = filter(None, map(self._ledgers.find, asleep))
+        least = Bytes(max((each.memory.model.least for each in found), default=0))
+        rung = climb(OpeningNeed(self._pool, least, apart=False), device_states(self._ledgers, asleep, ()))
         return rung if isinstance(rung, Wake | Wait) else None
 
     def keeps(self, replica: ReplicaId) -> bool:
         """See `Sleeping.keeps`."""
-        for device in self._memory.ladder(self.asleep, self._on_the_way()):
+        found = self._ledgers.find(replica)
+        for device in device_states(self._ledgers, self.asleep, self._on_the_way()):
             for seat in device.seats:
                 if seat.replica == replica:
-                    can = self._memory.why_sleepless(replica) is None
+                    can = found is None or found.memory.sleepless is None
                     return can and isinstance(descend(seat, device, self._most), Sleep)
         return False
 
@@ -129,7 +135,7 @@ class PoolSleepers:
             answer = MoveRejected(409, "another replica is waking: one wakes at a time; try again")
         else:
             self.expect_wake(replica)
-            answer = await self._memory.wake(replica)
+            answer = await self._orders.wake(replica)
         if isinstance(answer, MoveAccepted):
             log.info("replica %s wakes", replica)
         else:
@@ -142,7 +148,7 @@ class PoolSleepers:
         self._to_wake.discard(replica)
         self._to_sleep.add(replica)
         self._known.add(replica)
-        answer = await self._memory.sleep(replica)
+        answer = await self._orders.sleep(replica)
         if isinstance(answer, MoveAccepted):
             log.info("replica %s falls asleep", replica)
         else:
@@ -154,6 +160,11 @@ class PoolSleepers:
         """The replicas that wake, or are ordered to."""
         return self._to_wake | {r for r, status in self._statuses().items() if status.state is ReplicaState.WAKING}
 
+    def _why_not_woken(self, replica: ReplicaId) -> str | None:
+        """The reason why a replica sleeps that was ordered to wake."""
+        found = self._ledgers.find(replica)
+        return None if found is None or not found.memory.report.ordered.is_awake else found.memory.cause
+
     def follow(self) -> int:
         """See `Sleeping.follow`. Orders that the reports show are not kept here any longer."""
         statuses = self._statuses()
@@ -164,7 +175,7 @@ class PoolSleepers:
             is_gone = replica not in statuses
             if is_gone or statuses[replica].state is not ReplicaState.ASLEEP:
                 self._to_wake.discard(replica)
-            elif (reason := self._memory.why_not_woken(replica)) is not None:
+            elif (reason := self._why_not_woken(replica)) is not None:
                 log.warning("replica %s does not wake: %s", replica, reason)
                 self._to_wake.discard(replica)
                 # While it is ordered to be awake, nobody else may have its memory.
@@ -179,6 +190,31 @@ class PoolSleepers:
 
     async def _give_up(self, replica: ReplicaId) -> None:
         """Order a replica that could not wake to sleep."""
-        answer = await self._memory.sleep(replica)
+        answer = await self._orders.sleep(replica)
         if isinstance(answer, MoveRejected):
             log.warning("replica %s keeps the memory of its wake: %s", replica, answer.message)
+
+
+def device_states(
+    ledgers: NodeLedgers, asleep: Collection[ReplicaId], waking: Collection[ReplicaId]
+) -> tuple[DeviceState, ...]:
+    """The nodes, with the replicas on them; those `asleep` may be ordered to be, those `waking` to wake.
+
+    A replica that divisions size can shrink to its floor.
+    """
+    found = []
+    for number, node in enumerate(ledgers.nodes):
+        ledger = ledgers.on(node)
+        seats = tuple(_seat_state(ledgers, seat, asleep) for seat in ledger.seats)
+        is_waking = any(seat.replica in waking for seat in ledger.seats)
+        found.append(DeviceState(number, ledger.budget, seats, is_waking))
+    return tuple(found)
+
+
+def _seat_state(ledgers: NodeLedgers, seat: Seat, asleep: Collection[ReplicaId]) -> SeatState:
+    home = ledgers.home(seat.replica)
+    assert home is not None, "every seat has a home"
+    sleeps = seat.replica in asleep or (seat.reported is not None and not seat.reported.ordered.is_awake)
+    held = seat.model.least if ledgers.is_divided(seat) else seat.bound
+    size = seat.model.asleep if sleeps else held
+    return SeatState(seat.replica, home.pool, not sleeps, size, seat.model.asleep)

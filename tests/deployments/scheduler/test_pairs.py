@@ -8,7 +8,7 @@ import pytest
 from deployments.api.calls import MoveAccepted, MoveRejected, PairOrder
 from deployments.api.report import ElasticMemory, PairReport
 from deployments.config import MemorySettings
-from deployments.scheduler.node_memory import ReportedMemory
+from deployments.scheduler.memory.ledgers import ReportedMemory
 from deployments.scheduler.pairs import PairOrders
 from migration.memory.pair_tables import HalfState
 from migration.memory.tables import PoolState

@@ -11,7 +11,7 @@ from policies.decision.observation import Status
 from policies.memory.ladder import Wait, Wake
 from policies.memory.plan import ASLEEP
 from policies.model import ReplicaId, ReplicaState, Tokens
-from tests.deployments.scheduler.test_node_memory import MIB, ONE, Node, refusal
+from tests.deployments.scheduler.memory.test_node_memory import MIB, ONE, Node, refusal
 
 A, B = ReplicaId("a"), ReplicaId("b")
 
@@ -21,7 +21,7 @@ class Pool:
 
     def __init__(self, *names: str, blocks: int = 300, most: int = 1) -> None:
         self.node = Node(*names, blocks=blocks, most=2)
-        self.sleepers = PoolSleepers(ONE, self.node.devices, self.statuses, most)
+        self.sleepers = PoolSleepers(ONE, self.node.nodes, self.statuses, most)
         self.states = dict.fromkeys(self.node.replicas, ReplicaState.RUNNING)
 
     def statuses(self) -> Mapping[ReplicaId, Status]:
@@ -163,7 +163,7 @@ async def test_what_a_sleeper_was_measured_to_hold_counts() -> None:
     await pool.puts_to_sleep(A)
     pool.node.asleep_mib = 300
     pool.node.gather()
-    assert pool.node.devices.to_json()[0]["held_mib"] == 500 + 300
+    assert pool.node.shown()[0]["held_mib"] == 500 + 300
 
 
 async def test_an_engine_that_cannot_sleep_says_why() -> None:
@@ -180,7 +180,7 @@ async def test_divisions_make_room_for_a_wake() -> None:
     pool.node.follow(B)
     assert pool.sleepers.climb() == Wake(A, 0), "b can shrink to its floor"
     assert refusal(await pool.sleepers.wake(A))[0] == 503
-    (device,) = pool.node.devices.devices()
+    (device,) = pool.node.nodes.division.devices()
     assert device.room == (1000 - 20 - 230 - 200) * MIB, "what a lacks is kept free"
     await pool.node.divide(b=550)
     pool.node.follow(B)

@@ -18,7 +18,10 @@ from deployments.api.calls import (
 )
 from deployments.api.report import ElasticMemory
 from deployments.config import MemorySettings
-from deployments.scheduler.node_memory import CLAIM_S, WAIT_S, BudgetedPool, NodeMemory, ReportedMemory
+from deployments.scheduler.memory.ledgers import CLAIM_S, BudgetedPool, ReportedMemory
+from deployments.scheduler.memory.nodes import NodeMemory
+from deployments.scheduler.memory.starting import WAIT_S
+from deployments.scheduler.memory.view import devices_json
 from migration.memory.tables import PoolState
 from migration.protocol.errors import PeerLost
 from policies.decision.devices import SeatSize
@@ -45,7 +48,7 @@ class Node:
         self,
         *names: str,
         blocks: int = 300,
-        budget: int | None = BUDGET,
+        budget: int = BUDGET,
         pools: dict[ReplicaId, PoolId] | None = None,
         weights: tuple[float, float] = (1.0, 1.0),
         most: int = 1,
@@ -76,9 +79,9 @@ class Node:
 
     def restart(self, fence: int) -> None:
         """Another scheduler takes over."""
-        self.devices = NodeMemory(
-            self._settings, fence, self._elastic, self.claims, lambda: self.acts, lambda: self.time
-        )
+        nodes = NodeMemory.of(self._settings, fence, self._elastic, self.claims, lambda: self.acts, lambda: self.time)
+        assert nodes is not None
+        self.nodes = nodes
         self.fence = fence
         self.gather()
 
@@ -86,7 +89,7 @@ class Node:
         """All replicas report, but for silent ones."""
         for pool in self._elastic:
             here = [replica for replica in self.replicas if self.pools.get(replica, ONE) == pool]
-            self.devices.take(pool, {r: self.reported(r) for r in here if r not in self.silent}, here)
+            self.nodes.ledgers.take(pool, {r: self.reported(r) for r in here if r not in self.silent}, here)
 
     def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
         return AnsweringReplica(self, replica)
@@ -121,7 +124,7 @@ class Node:
 
     async def order(self, name: ReplicaId, blocks: int | None) -> MoveAnswer:
         self.gather()
-        return await self.devices.set_blocks(name, blocks)
+        return await self.nodes.orders.set_blocks(name, blocks)
 
     def ordered(self, name: ReplicaId) -> int | None:
         return self.replicas[name].ordered.blocks
@@ -129,12 +132,14 @@ class Node:
     async def divide(self, **blocks: int) -> None:
         """A division, with all orders carried out that follow."""
         self.acts = True
-        self.devices.follow({"n": tuple(SeatSize(ReplicaId(r), Blocks(b), Bytes(b * MIB)) for r, b in blocks.items())})
-        for task in list(self.devices._tasks):
+        self.nodes.division.follow(
+            {"n": tuple(SeatSize(ReplicaId(r), Blocks(b), Bytes(b * MIB)) for r, b in blocks.items())}
+        )
+        for task in list(self.nodes.division._tasks):
             await task
 
     def seat(self, name: ReplicaId, measured: MeasuredEngine | None = None, pool: PoolId = ONE) -> SeatAnswer:
-        return self.devices.seat(SeatCall(pool, name, "n", measured))
+        return self.nodes.starting.seat(SeatCall(pool, name, "n", measured))
 
     def begin(self, name: ReplicaId, answer: SeatAnswer) -> None:
         """The replica serves with the memory that it got."""
@@ -142,9 +147,13 @@ class Node:
         self.replicas[name] = ReplicaMemory(name, answer.at, answer.plan, answer.plan)
         self.gather()
 
+    def shown(self) -> list[dict[str, Any]]:
+        """The member `devices` of `/mell/state`."""
+        return devices_json(self.nodes, self.acts)
+
     def seats(self) -> dict[str, dict[str, Any]]:
         """The parts of the replicas, in `/mell/state`."""
-        (device,) = self.devices.to_json()
+        (device,) = self.shown()
         return {seat["replica"]: seat for seat in device["seats"]}
 
 
@@ -168,7 +177,7 @@ async def test_a_pool_grows_only_into_what_another_one_has_given_back() -> None:
     )
     assert await node.order(A, 500) == MoveAccepted("a")
     node.follow(A)
-    (device,) = node.devices.to_json()
+    (device,) = node.shown()
     assert (device["budget_mib"], device["ordered_mib"], device["held_mib"]) == (1000, 1000, 1000)
 
 
@@ -184,7 +193,7 @@ async def test_a_size_by_hand_stays_until_the_replica_is_given_back_to_the_divis
     node = Node("a", "b", pools={B: TWO})
     await node.order(A, 60)
     node.follow(A)
-    (device,) = node.devices.devices()
+    (device,) = node.nodes.division.devices()
     assert [seat.replica for seat in device.seats] == [B] and device.room == (BUDGET - 260 - 200) * MIB
     await node.divide(a=500, b=500)
     assert (node.ordered(A), node.ordered(B)) == (60, 500)
@@ -222,12 +231,6 @@ async def test_a_pool_in_a_pair_keeps_room_for_the_layers_that_come_back() -> No
     assert await node.order(A, 95) == MoveAccepted("a")
 
 
-async def test_without_a_budget_pools_keep_their_sizes() -> None:
-    node = Node("a", budget=None)
-    assert refusal(await node.order(A, 100)) == (422, "memory.budget_mib is not set: KV pools keep their sizes")
-    assert not node.devices.is_elastic and node.devices.devices() == ()
-
-
 async def test_an_order_without_an_answer_counts_until_a_report() -> None:
     node = Node("a", "b")
     await node.order(B, 60)
@@ -245,7 +248,7 @@ async def test_nothing_is_ordered_before_all_replicas_have_reported_to_this_sche
     node.silent = {B}
     node.restart(FENCE + 1)
     assert refusal(await node.order(A, 100)) == (503, "a replica has not reported to this scheduler yet; try again")
-    assert node.devices.devices() == () and node.seat(C) == SeatLater(
+    assert node.nodes.division.devices() == () and node.seat(C) == SeatLater(
         "a replica has not reported to this scheduler yet"
     )
     node.silent = set()
@@ -261,7 +264,7 @@ async def test_a_replica_that_becomes_silent_counts_with_what_it_holds() -> None
     node.follow(A)
     node.silent = {A}
     assert refusal(await node.order(B, 300))[0] == 422
-    assert node.devices.to_json()[0]["ordered_mib"] == 960 and node.seats()["a"]["by"] == "silent"
+    assert node.shown()[0]["ordered_mib"] == 960 and node.seats()["a"]["by"] == "silent"
     del node.replicas[A]
     assert await node.order(B, 300) == MoveAccepted("b")
 
@@ -311,7 +314,7 @@ async def test_a_sleeping_replica_counts_with_what_it_keeps() -> None:
     node = Node("a", "b")
     node.replicas[B] = ReplicaMemory(B, OrderNumber(FENCE), ASLEEP, ASLEEP)
     node.gather()
-    (device,) = node.devices.devices()
+    (device,) = node.nodes.division.devices()
     assert [seat.replica for seat in device.seats] == [A] and device.room == (BUDGET - 20 - 200) * MIB
     await node.divide(a=780, b=100)
     assert node.ordered(A) == 780 and node.ordered(B) is None and node.seats()["b"]["by"] == "asleep"
@@ -341,14 +344,14 @@ async def test_a_replica_starts_only_once_others_have_made_room_for_it() -> None
     node = Node("a", blocks=700, most=2)
     answer = node.seat(B)
     assert answer == SeatLater("it needs 250 MiB of memory.budget_mib, and 100 MiB are free")
-    assert node.seats()["b"]["by"] == "waits" and node.devices.waiting() == (B,)
-    (device,) = node.devices.devices()
+    assert node.seats()["b"]["by"] == "waits" and node.nodes.starting.waiting() == (B,)
+    (device,) = node.nodes.division.devices()
     assert device.room == (BUDGET - 200 - 250) * MIB, "kept for it"
     await node.divide(a=550)
     assert node.seat(B) == answer, "a has not given it back yet"
     node.follow(A)
-    assert isinstance(node.seat(B), SeatGiven) and not node.devices.waiting()
-    (device,) = node.devices.devices()
+    assert isinstance(node.seat(B), SeatGiven) and not node.nodes.starting.waiting()
+    (device,) = node.nodes.division.devices()
     assert device.room == (BUDGET - 200 - 250) * MIB, "and now it counts"
     assert node.seat(B, MEASURED) == SeatGiven(MemoryPlan(Blocks(50)), OrderNumber(FENCE, 1)), "a has the rest"
 
@@ -357,7 +360,7 @@ def test_a_replica_that_no_longer_asks_keeps_nothing_from_others() -> None:
     node = Node("a", blocks=700, most=2)
     node.seat(B)
     node.time += WAIT_S
-    assert node.devices.devices()[0].room == (BUDGET - 200) * MIB
+    assert node.nodes.division.devices()[0].room == (BUDGET - 200) * MIB
 
 
 def test_of_two_replicas_that_wait_the_first_one_gets_the_room() -> None:
@@ -375,8 +378,8 @@ async def test_an_engine_that_needs_more_than_expected_waits_and_others_shrink()
     lacks = "it needs 250 MiB of memory.budget_mib, and 100 MiB are free"
     assert node.seat(B, MEASURED, TWO) == SeatLater(lacks)
     assert (node.seats()["b"]["by"], node.seats()["b"]["why"]) == ("starts", lacks)
-    assert node.devices.waiting() == (B,)
-    (device,) = node.devices.devices()
+    assert node.nodes.starting.waiting() == (B,)
+    (device,) = node.nodes.division.devices()
     assert device.room == (BUDGET - 250 - 200) * MIB
     await node.divide(a=550)
     node.follow(A)

@@ -14,7 +14,9 @@ import pytest
 from deployments.api.calls import MeasuredEngine, SeatCall, SeatGiven
 from deployments.api.report import ElasticMemory
 from deployments.config import MemorySettings
-from deployments.scheduler.node_memory import BudgetedPool, NodeMemory, ReportedMemory
+from deployments.scheduler.memory.ledgers import BudgetedPool, NodeLedgers, ReportedMemory
+from deployments.scheduler.memory.nodes import NodeMemory
+from deployments.scheduler.memory.starting import StartingSeats
 from migration.protocol.errors import PeerLost
 from policies.decision.devices import DivisionMemory
 from policies.memory.ledger import DeviceLedger, MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory, Seat
@@ -97,7 +99,9 @@ class World:
             for pool, weight in POOLS.items()
         }
         settings = MemorySettings(budget_mib=BUDGET, declared=3.0)
-        self.devices = NodeMemory(settings, self.fence, pools, self.claims, lambda: True, lambda: self.now)
+        nodes = NodeMemory.of(settings, self.fence, pools, self.claims, lambda: True, lambda: self.now)
+        assert nodes is not None
+        self.nodes = nodes
 
     def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
         return AnsweringReplica(self, replica)
@@ -138,7 +142,7 @@ class World:
                     "settled",
                 )
                 reported[name] = ReportedMemory("n", memory, block_tokens=16)
-            self.devices.take(pool, reported, here)
+            self.nodes.ledgers.take(pool, reported, here)
 
     async def epoch(self) -> None:
         """Gather, divide and order, as the live scheduler does."""
@@ -151,10 +155,10 @@ class World:
             demands[name] = ReplicaDemand(used, self.demand[each.pool] - used, 4, 20.0)
         self.division.newest = {
             device.id: self.division.divide_device(device, demands, self.now, acts=True)
-            for device in self.devices.devices()
+            for device in self.nodes.division.devices()
         }
-        self.devices.follow(self.division.newest)
-        await asyncio.gather(*self.devices._tasks)
+        self.nodes.division.follow(self.division.newest)
+        await asyncio.gather(*self.nodes.division._tasks)
         self.check()
         for name, start in list(self.starting.items()):
             self.go_on(name, start)
@@ -166,7 +170,7 @@ class World:
             return
         model = MODELS[each.pool]
         measured = MeasuredEngine(model, Blocks(DECLARED), Blocks(100)) if each.has_engine else None
-        answer = self.devices.seat(SeatCall(each.pool, name, "n", measured))
+        answer = self.nodes.starting.seat(SeatCall(each.pool, name, "n", measured))
         if not isinstance(answer, SeatGiven) or (self.faults and self.draw.random() < 0.2):
             return
         if each.has_engine:
@@ -260,9 +264,9 @@ def held(seat: Seat) -> Bytes:
 
 BROKEN: dict[str, tuple[type, str, Callable[..., Any] | property]] = {
     "growth needs no room": (DeviceLedger, "order_size", orders_at_once),
-    "replicas that wait are given memory at once": (NodeMemory, "_reserved", lambda *args, **kwargs: -BUDGET * MIB),
-    "a new scheduler does not know who starts": (NodeMemory, "_restore", lambda self: None),
-    "silent replicas do not count": (NodeMemory, "_is_here", lambda self, pool, replica: False),
+    "replicas that wait are given memory at once": (StartingSeats, "reserved", lambda *args, **kwargs: -BUDGET * MIB),
+    "a new scheduler does not know who starts": (NodeLedgers, "_restore", lambda self: None),
+    "silent replicas do not count": (NodeLedgers, "_is_here", lambda self, pool, replica: False),
     "orders do not count before they are obeyed": (Seat, "bound", property(held)),
 }
 
