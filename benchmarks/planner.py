@@ -394,6 +394,14 @@ class SteadyScaler:
     def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close_drained`."""
 
+    def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
+        """See `Scaler.put_to_sleep`."""
+
+    @property
+    def closing(self) -> Collection[ReplicaId]:
+        """See `Scaler.closing`."""
+        return ()
+
     def measure_freed(self, filled: Collection[ReplicaId]) -> None:
         """See `Scaler.measure_freed`."""
 

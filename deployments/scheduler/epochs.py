@@ -9,6 +9,7 @@ from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.scheduler.dry_run import DryRun
 from deployments.scheduler.memory.nodes import NodeMemory
+from deployments.scheduler.memory.room import IdleTimes, replicas_to_sleep
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recorder import Recorder
 from migration.protocol.errors import Refused
@@ -139,7 +140,15 @@ class Epochs:
             self.ready.set()
         self._add_proposals(seen, plans)
         await self._carry_out(plans)
+        self._make_room()
         self._await_prefills()
+
+    def idle(self) -> IdleTimes:
+        """The replicas that may fall asleep since others need their memory; none unless the mode is `act`."""
+        if self.mode is not Mode.ACT:
+            return {}
+        pools = ((pool, self._memory.pool(pool.deployment).cluster) for pool in self._pools)
+        return {id: since for pool, cluster in pools for id, since in pool.idle(cluster, self.last).items()}
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         """Choose a replica outside of `gone` for a request. The request counts there from now on."""
@@ -232,6 +241,19 @@ class Epochs:
             await asyncio.sleep(0)
             under_way = self._memory.pool(pool.deployment).locations.under_way.values()
             pool.watch_closing(plans[pool.deployment], {underway.move.source for underway in under_way})
+
+    def _make_room(self) -> None:
+        """Have idle replicas fall asleep where others wait for memory. What these wait for is decided on soon."""
+        if self._nodes is None or not (idle := self.idle()):
+            return
+        sleeping = replicas_to_sleep(self._nodes, idle, {id for pool in self._pools for id in pool.scaler.closing})
+        homes = {replica: self._nodes.ledgers.home(replica) for replica in sleeping}
+        for pool in self._pools:
+            if mine := [id for id, home in homes.items() if home is not None and home.pool == pool.deployment]:
+                log.info("replicas wait for the memory of idle ones: %s", ", ".join(mine))
+                pool.scaler.put_to_sleep(mine, pool.fence)
+        if sleeping:
+            self.hurry()
 
     def _report(self, now: float) -> None:
         """Set the metrics of the roles, of the service level and of the number of replicas."""

@@ -9,7 +9,10 @@ from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.listing import Listing
+from deployments.scheduler.memory.room import IdleTimes
 from deployments.scheduler.scaler import Scaler
+from policies.cluster.capacity import dispensable
+from policies.cluster.cluster import Cluster
 from policies.cost.latencies import ReachedTimes
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Roster
@@ -53,11 +56,24 @@ class LivePool:
             max_replicas=scaler.max_replicas,
             wanted=scaler.wanted,
             capacity=Tokens(0),
-            sleeps=scaler.sleeping is not None and not scaler.min_replicas,
+            sleeps=self._sleeps,
         )
         others = self.listing.others(roster.statuses)
         moves, copies = self.dispatch.take_reports(), self.dispatch.take_copies()
         return roster.observe(pool, moves, scaler.opening, others, self.listing.leaving(), copies)
+
+    @property
+    def _sleeps(self) -> bool:
+        """True for a pool of which all replicas may sleep."""
+        return self.scaler.sleeping is not None and not self.scaler.min_replicas
+
+    def idle(self, cluster: Cluster, now: float) -> IdleTimes:
+        """The replicas of the pool that may fall asleep since others need their memory. `cluster` is the pool's."""
+        sleeping, closing = self.scaler.sleeping, self.scaler.closing
+        if sleeping is None:
+            return {}
+        found = ((r.id, r.idle_since) for r in dispensable(cluster, now, self._sleeps) if r.id not in closing)
+        return {id: since for id, since in found if since is not None and sleeping.keeps(id)}
 
     def states(self) -> Iterable[ReplicaState]:
         """The states of the pool's replicas, as of the last observation."""

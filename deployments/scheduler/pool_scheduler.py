@@ -134,7 +134,9 @@ class PoolScheduler:
         self._nodes = nodes
         self._reporters = reporters
         if nodes is not None:
-            ports.scaler.sleeping = PoolSleepers(self.id, nodes, lambda: self._roster.statuses, config.memory.asleep)
+            ports.scaler.sleeping = PoolSleepers(
+                self.id, nodes, lambda: self._roster.statuses, config.memory.asleep, lambda: self._epochs().idle()
+            )
         self._pairs = PairOrders(
             config.memory,
             fence,

@@ -16,7 +16,8 @@ Where replicas sleep, an opening wakes one before another one is started, and a 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Protocol
 
@@ -91,6 +92,18 @@ class Scaler(Protocol):
         """Begin to close `empty` replicas that an operator has drained: those that Serve itself is not stopping."""
         ...
 
+    def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
+        """Begin to have idle replicas sleep beyond the minimum, since others need their memory.
+
+        A replica that turns out not to be empty stays, and so does one of which no more may sleep.
+        """
+        ...
+
+    @property
+    def closing(self) -> Collection[ReplicaId]:
+        """The replicas that are being closed, to stop or to sleep."""
+        ...
+
     def measure_freed(self, filled: Collection[ReplicaId]) -> None:
         """Stop the clock of emptied replicas that Serve no longer lists, and drop that of `filled` replicas."""
         ...
@@ -114,6 +127,14 @@ class Scaler(Protocol):
     async def wake(self, replica: ReplicaId) -> MoveAnswer:
         """Open a replica by an operator's order: it wakes."""
         ...
+
+
+class _Ending(Enum):
+    """The end of an emptied replica: asleep if it may, else stopped; stopped; or asleep if it may, else as before."""
+
+    CLOSE = auto()
+    STOP = auto()
+    SLEEP = auto()
 
 
 class ServeScaler:
@@ -288,19 +309,29 @@ class ServeScaler:
 
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close`."""
-        self._begin_closing(replicas, fence, drained=False)
+        self._begin_closing(replicas, fence, _Ending.CLOSE)
 
     def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close_drained`."""
-        self._begin_closing([replica for replica in empty if self._listing.runs(replica)], fence, drained=True)
+        self._begin_closing([replica for replica in empty if self._listing.runs(replica)], fence, _Ending.STOP)
 
-    def _begin_closing(self, replicas: Iterable[ReplicaId], fence: int, drained: bool) -> None:
+    def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
+        """See `Scaler.put_to_sleep`."""
+        spare = self.wanted - len(self._closing) - self.min_replicas
+        self._begin_closing(idle[: max(0, spare)], fence, _Ending.SLEEP)
+
+    @property
+    def closing(self) -> Collection[ReplicaId]:
+        """See `Scaler.closing`."""
+        return self._closing.keys()
+
+    def _begin_closing(self, replicas: Iterable[ReplicaId], fence: int, ending: _Ending) -> None:
         if not self._listing.is_current or self.wanted < self._kept_by_serve():
             return
         for replica in replicas:
             if replica not in self._closing and replica not in self._stopped:
                 self.mark_emptying([replica])
-                task = asyncio.create_task(self._close(replica, fence, drained))
+                task = asyncio.create_task(self._close(replica, fence, ending))
                 self._closing[replica] = task
                 task.add_done_callback(partial(self._closed, replica))
 
@@ -309,18 +340,21 @@ class ServeScaler:
         if not task.cancelled() and (error := task.exception()):
             log.warning("closing replica %s failed: %r", replica, error)
 
-    async def _close(self, replica: ReplicaId, fence: int, drained: bool) -> None:
+    async def _close(self, replica: ReplicaId, fence: int, ending: _Ending) -> None:
         try:
             await self._replicas.at(replica).close(fence)
         except MigrationError as error:
             log.info("replica %s is not closed: %s", replica, error)
             return
-        if self.sleeping is not None and not drained and self.sleeping.keeps(replica):
+        if self.sleeping is not None and ending is not _Ending.STOP and self.sleeping.keeps(replica):
             answer = await self._put_to_sleep(replica, self.sleeping)
             # It takes nothing until it wakes.
             await self._reopen(replica, fence)
             if isinstance(answer, MoveRejected):
                 log.warning("replica %s does not sleep: %s", replica, answer.message)
+            return
+        if ending is _Ending.SLEEP:
+            await self._reopen(replica, fence)
             return
         try:
             async with self._stopping:
@@ -328,7 +362,7 @@ class ServeScaler:
                 stops = await retire(self._app, self._pool, replica, self._without(replica) + asleep)
         except Exception as error:
             log.warning("replica %s is not closed: %r", replica, error)
-            if not drained:
+            if ending is not _Ending.STOP:
                 await self._reopen(replica, fence)
             return
         self._wanted = left = self._without(replica)

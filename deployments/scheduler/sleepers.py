@@ -5,16 +5,15 @@ of those awake. A replica counts as asleep from the order to sleep on, and as aw
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.scheduler.memory.ledgers import NodeLedgers
 from deployments.scheduler.memory.nodes import NodeMemory
+from deployments.scheduler.memory.room import IdleTimes, device_states
 from migration.concurrency import Tasks
 from policies.decision.observation import Status
-from policies.memory.ladder import DeviceState, OpeningNeed, SeatState, Sleep, Wait, Wake, climb, descend
-from policies.memory.ledger import Seat
+from policies.memory.ladder import OpeningNeed, Sleep, Wait, Wake, climb, descend
 from policies.model import Bytes, PoolId, ReplicaId, ReplicaState
 
 log = logging.getLogger("ray.serve")
@@ -70,14 +69,25 @@ class Sleeping(Protocol):
 
 
 class PoolSleepers:
-    """Implements `Sleeping`. At most `most` replicas sleep on a node."""
+    """Implements `Sleeping`. At most `most` replicas sleep on a node.
 
-    def __init__(self, pool: PoolId, nodes: NodeMemory, statuses: Statuses, most: int) -> None:
+    `idle` gives the replicas of all pools that may fall asleep so that one of these wakes.
+    """
+
+    def __init__(
+        self,
+        pool: PoolId,
+        nodes: NodeMemory,
+        statuses: Statuses,
+        most: int,
+        idle: Callable[[], IdleTimes],
+    ) -> None:
         self._pool = pool
         self._ledgers = nodes.ledgers
         self._orders = nodes.orders
         self._statuses = statuses
         self._most = most
+        self._idle = idle
         self._to_sleep: set[ReplicaId] = set()
         self._to_wake: set[ReplicaId] = set()
         self._giving_up = Tasks()
@@ -97,7 +107,10 @@ class PoolSleepers:
         return len(self._to_wake)
 
     def climb(self) -> Wake | Wait | None:
-        """See `Sleeping.climb`. Without a sleeper there is nothing but a start."""
+        """See `Sleeping.climb`. Without a sleeper there is nothing but a start.
+
+        A sleeper that needs the memory of idle replicas waits for that.
+        """
         asleep, waking = self.asleep, self._on_the_way()
         if not asleep:
             return None
@@ -105,13 +118,18 @@ class PoolSleepers:
             return Wait()
         found = filter(None, map(self._ledgers.find, asleep))
         least = Bytes(max((each.memory.model.least for each in found), default=0))
-        rung = climb(OpeningNeed(self._pool, least, apart=False), device_states(self._ledgers, asleep, ()))
+        devices = device_states(self._ledgers, asleep, (), self._idle())
+        rung = climb(OpeningNeed(self._pool, least, apart=False), devices)
+        if isinstance(rung, Wake) and rung.sleeping:
+            # They fall asleep at the end of this epoch. The next ones have it wake.
+            self._orders.await_wake(rung.replica)
+            return Wait()
         return rung if isinstance(rung, Wake | Wait) else None
 
     def keeps(self, replica: ReplicaId) -> bool:
         """See `Sleeping.keeps`."""
         found = self._ledgers.find(replica)
-        for device in device_states(self._ledgers, self.asleep, self._on_the_way()):
+        for device in device_states(self._ledgers, self.asleep, self._on_the_way(), {}):
             for seat in device.seats:
                 if seat.replica == replica:
                     can = found is None or found.memory.sleepless is None
@@ -193,28 +211,3 @@ class PoolSleepers:
         answer = await self._orders.sleep(replica)
         if isinstance(answer, MoveRejected):
             log.warning("replica %s keeps the memory of its wake: %s", replica, answer.message)
-
-
-def device_states(
-    ledgers: NodeLedgers, asleep: Collection[ReplicaId], waking: Collection[ReplicaId]
-) -> tuple[DeviceState, ...]:
-    """The nodes, with the replicas on them; those `asleep` may be ordered to be, those `waking` to wake.
-
-    A replica that divisions size can shrink to its floor.
-    """
-    found = []
-    for number, node in enumerate(ledgers.nodes):
-        ledger = ledgers.on(node)
-        seats = tuple(_seat_state(ledgers, seat, asleep) for seat in ledger.seats)
-        is_waking = any(seat.replica in waking for seat in ledger.seats)
-        found.append(DeviceState(number, ledger.budget, seats, is_waking))
-    return tuple(found)
-
-
-def _seat_state(ledgers: NodeLedgers, seat: Seat, asleep: Collection[ReplicaId]) -> SeatState:
-    home = ledgers.home(seat.replica)
-    assert home is not None, "every seat has a home"
-    sleeps = seat.replica in asleep or (seat.reported is not None and not seat.reported.ordered.is_awake)
-    held = seat.model.least if ledgers.is_divided(seat) else seat.bound
-    size = seat.model.asleep if sleeps else held
-    return SeatState(seat.replica, home.pool, not sleeps, size, seat.model.asleep)

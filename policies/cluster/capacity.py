@@ -107,6 +107,24 @@ def close_idle(cluster: Cluster, now: float, linger_s: float) -> None:
             cluster.decisions.close(replica)
 
 
+def dispensable(cluster: Cluster, now: float, sleeps: bool) -> list[Replica]:
+    """The replicas that may close before their linger is over, since others need their memory, the youngest first.
+
+    They are idle since an epoch before `now`. None may while a request waits or a replica starts. In a pool that
+    `sleeps`, which has no minimum, all may if it has no request at all; elsewhere those that are `closable`.
+    """
+    if cluster.waiting or is_starting(cluster):
+        return []
+    idle = [r for r in reversed(cluster.running()) if r.is_idle and r.idle_since is not None and r.idle_since < now]
+    if sleeps and not cluster.requests:
+        return idle
+    closing: list[Replica] = []
+    for replica in idle:
+        if replica.capacity <= closable(cluster, closing):
+            closing.append(replica)
+    return closing
+
+
 def _machine_by_machine(cluster: Cluster, idle: Sequence[Replica]) -> Sequence[Replica]:
     """The idle replicas by machine, the machine with the fewest other replicas first, of equals the smallest one.
 

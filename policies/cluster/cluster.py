@@ -166,7 +166,7 @@ class Cluster:
     def note_idle(self, now: float) -> None:
         """Set the times since which replicas are empty."""
         for replica in self.running():
-            if replica.role is Role.PREFILL or replica.requests or replica.held or replica.queued:
+            if not replica.is_idle:
                 replica.idle_since = None
             elif replica.idle_since is None:
                 replica.idle_since = now

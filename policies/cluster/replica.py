@@ -109,6 +109,11 @@ class Replica:
         return room if self.speed is None else self._limited(room, self.speed)
 
     @property
+    def is_idle(self) -> bool:
+        """True if it has no request, leaving and queued ones included, and is not for prefills."""
+        return not (self.role is Role.PREFILL or self.requests or self.held or self.queued)
+
+    @property
     def later_room(self) -> int:
         """The room once all moves away are over."""
         room = self._unused

@@ -4,7 +4,7 @@ Policies only open and close replicas. An opening climbs *grow, wake, start, wai
 descends *sleep, stop*. No policy learns of sleep: a sleeping replica is closed for its pool.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from policies.model import Bytes, PoolId, ReplicaId
@@ -116,6 +116,7 @@ def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | St
     Of several devices, one where nothing has to fall asleep
     comes first, then one with few replicas at work, then one with much room. A sleeper that has to wait for another
     one to wake is still awake before a start is over. Sleepers of other pools stop only for a pool without any replica.
+    Replicas of the pool itself do not fall asleep for it.
     """
     if need.growing is not None and 0 < need.short <= need.coming:
         return Grow(need.growing)
@@ -125,7 +126,7 @@ def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | St
         if not (need.apart and _is_awake_on(need.pool, device))
         for seat in device.seats
         if seat.pool == need.pool and not seat.is_awake
-        if (sleeping := _made_room(device, need.least - seat.least)) is not None
+        if (sleeping := _made_room(device, need.least - seat.least, {need.pool})) is not None
     ]
     if wakes:
         (is_later, *_), wake = min(wakes, key=lambda each: each[0])
@@ -138,6 +139,20 @@ def climb(need: OpeningNeed, devices: Sequence[DeviceState]) -> Grow | Wake | St
         if (start := _start(need, device)) is not None and not (start.stopping and has_any)
     ]
     return min(starts, key=lambda each: each[0])[1] if starts else Wait()
+
+
+def make_room(device: DeviceState, waiting: Sequence[tuple[PoolId, Bytes]]) -> tuple[ReplicaId, ...]:
+    """The idle replicas that have to fall asleep for those that wait for memory of a device, in their order.
+
+    `waiting` has their pools and the bytes that they lack. Nobody falls asleep for one that lacks more than all idle
+    replicas of other pools can give.
+    """
+    more, pools = 0, {pool for pool, _ in waiting}
+    sleeping: tuple[ReplicaId, ...] = ()
+    for _, lacking in waiting:
+        if (found := _made_room(device, more + lacking, pools)) is not None:
+            more, sleeping = more + lacking, found
+    return sleeping
 
 
 def descend(seat: SeatState, device: DeviceState, sleepers: int) -> Sleep | Stop:
@@ -155,12 +170,13 @@ def _cost(device: DeviceState, sleeping: Sequence[ReplicaId]) -> tuple[int, int,
     return len(sleeping), device.busy, -device.room, device.device
 
 
-def _made_room(device: DeviceState, more: int) -> tuple[ReplicaId, ...] | None:
-    """The idle replicas that have to fall asleep for `more` bytes, least recently used first; None if that is too
-    little.
+def _made_room(device: DeviceState, more: int, pools: Collection[PoolId]) -> tuple[ReplicaId, ...] | None:
+    """The idle replicas that have to fall asleep for `more` bytes for these pools, least recently used first.
+
+    None if that is too little.
     """
     lacking, sleeping = more - device.room, []
-    for seat in _by_idleness(device.seats):
+    for seat in _by_idleness(device, pools):
         if lacking <= 0:
             break
         sleeping.append(seat.replica)
@@ -170,10 +186,10 @@ def _made_room(device: DeviceState, more: int) -> tuple[ReplicaId, ...] | None:
 
 def _start(need: OpeningNeed, device: DeviceState) -> Start | None:
     """A start on a device where no replica of the pool is. Sleepers of other pools stop last, the largest first."""
-    sleeping = _made_room(device, need.least)
+    sleeping = _made_room(device, need.least, {need.pool})
     if sleeping is not None:
         return Start(device.device, sleeping)
-    idle = _by_idleness(device.seats)
+    idle = _by_idleness(device, {need.pool})
     lacking = need.least - device.room - sum(seat.least - seat.asleep for seat in idle)
     stopping = []
     for seat in sorted(
@@ -186,7 +202,8 @@ def _start(need: OpeningNeed, device: DeviceState) -> Start | None:
     return Start(device.device, tuple(seat.replica for seat in idle), tuple(stopping)) if lacking <= 0 else None
 
 
-def _by_idleness(seats: Iterable[SeatState]) -> list[SeatState]:
-    """The replicas that may fall asleep, least recently used first."""
-    idle = [(seat.idle_since, seat.replica, seat) for seat in seats if seat.is_awake and seat.idle_since is not None]
+def _by_idleness(device: DeviceState, pools: Collection[PoolId]) -> list[SeatState]:
+    """The replicas that may fall asleep for these pools, least recently used first."""
+    others = (seat for seat in device.seats if seat.is_awake and seat.pool not in pools)
+    idle = [(seat.idle_since, seat.replica, seat) for seat in others if seat.idle_since is not None]
     return [seat for _, _, seat in sorted(idle, key=lambda each: each[:2])]

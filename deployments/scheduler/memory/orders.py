@@ -95,23 +95,34 @@ class MemoryOrders:
     async def wake(self, replica: ReplicaId) -> MoveAnswer:
         """Order a replica to be awake, with the KV pool of its start or, without room for it, a smaller one.
 
-        If there is no room for the smallest, divisions have others shrink for it, where they can: the order may be
-        repeated.
+        If there is no room for the smallest, it waits for that as in `await_wake`: the order may be repeated.
         """
         if (found := self._orderable(replica)) is None:
             return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, f"{UNKNOWN}; try again")
-        ledger, memory, home = self._ledgers.on(found.node), found.memory, self._ledgers.home(replica)
-        assert home is not None, "it has reported"
-        bound = ledger.seat(replica).bound
-        left = ledger.room - self._starting.reserved(found.node, ledger, until=replica) + bound
-        blocks = min(memory.start, memory.model.blocks_in(left))
+        memory = found.memory
+        blocks = min(memory.start, memory.model.blocks_in(self._left(replica, found.node)))
         if blocks < memory.model.floor:
-            least = memory.model.least
-            reason = f"awake it needs {mib_of(least)} MiB, and {mib_of(max(0, left))} MiB are free for it"
-            self._starting.add_wait(replica, home.pool, found.node, Bytes(least - bound), reason)
-            return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+            return MoveRejected(HTTPStatus.SERVICE_UNAVAILABLE, self.await_wake(replica))
         self._starting.end_wait(replica)
         return await self._order_plan(replica, MemoryPlan(blocks))
+
+    def await_wake(self, replica: ReplicaId) -> str:
+        """Have a sleeping replica wait for room for its floor: others shrink or fall asleep for it. Returns the reason.
+
+        Raises `KeyError` if it has no seat.
+        """
+        seat, home = self._ledgers.seat_of(replica), self._ledgers.home(replica)
+        if seat is None or home is None:
+            raise KeyError(replica)
+        least, left = seat.model.least, self._left(replica, home.node)
+        reason = f"awake it needs {mib_of(least)} MiB, and {mib_of(max(0, left))} MiB are free for it"
+        self._starting.add_wait(replica, home.pool, home.node, Bytes(least - seat.bound), reason)
+        return reason
+
+    def _left(self, replica: ReplicaId, node: str) -> int:
+        """The bytes that a replica may have, its own included."""
+        ledger = self._ledgers.on(node)
+        return ledger.room - self._starting.reserved(node, ledger, until=replica) + ledger.seat(replica).bound
 
     def _orderable(self, replica: ReplicaId) -> ReportedMemory | None:
         """The newest report of a replica; None if it cannot be ordered anything now."""

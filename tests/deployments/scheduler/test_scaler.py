@@ -352,6 +352,24 @@ async def test_a_closed_replica_sleeps_before_one_stops_and_serve_keeps_it(make:
     assert world.stopped == [(B, 1)], "Serve keeps the sleeper alone"
 
 
+@pytest.mark.parametrize(("least", "keeps", "closes"), [(1, True, True), (0, False, True), (0, True, False)])
+async def test_an_idle_replica_whose_memory_others_need_sleeps_or_stays(
+    make: Callable[..., World], least: int, keeps: bool, closes: bool
+) -> None:
+    """Of two, one sleeps above a minimum of 1. Where none may sleep, and where both have requests, both stay."""
+    answer = None if closes else Refused("the replica is not empty", Cause.NOT_EMPTY)
+    world = make("ab", a=answer, b=answer)
+    world.scaler.min_replicas = least
+    world.scaler.sleeping = sleeping = FakeSleeping(keeps=keeps)
+    world.scaler.put_to_sleep([A, B], 3)
+    assert world.scaler.closing == ({A} if least else {A, B})
+    await settle()
+    asleep = {A} if keeps and closes else set()
+    assert not world.stopped and not world.scaler.closing and sleeping.asleep == asleep
+    assert world.scaler.wanted == 2 - len(asleep)
+    assert ((B, "reopen", 3) in world.replicas.asked) is (not keeps), "it accepts requests again"
+
+
 async def test_an_opening_wakes_before_another_replica_starts(make: Callable[..., World]) -> None:
     world = make("ab")
     world.scaler.sleeping = sleeping = FakeSleeping(A)

@@ -1,7 +1,7 @@
 """The scheduler between its epochs: where it places requests, and what it answers to operators."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,13 @@ class FakeScaler:
     @property
     def opening(self) -> int:
         return 0
+
+    @property
+    def closing(self) -> Collection[ReplicaId]:
+        return ()
+
+    def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
+        raise NotImplementedError
 
     def open(self, count: int) -> None:
         self.opened += count

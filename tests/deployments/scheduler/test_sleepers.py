@@ -21,7 +21,7 @@ class Pool:
 
     def __init__(self, *names: str, blocks: int = 300, most: int = 1) -> None:
         self.node = Node(*names, blocks=blocks, most=2)
-        self.sleepers = PoolSleepers(ONE, self.node.nodes, self.statuses, most)
+        self.sleepers = PoolSleepers(ONE, self.node.nodes, self.statuses, most, dict)
         self.states = dict.fromkeys(self.node.replicas, ReplicaState.RUNNING)
 
     def statuses(self) -> Mapping[ReplicaId, Status]:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.cluster.capacity import close_idle
+from policies.cluster.capacity import close_idle, dispensable
 from policies.decision.limits import Limits, Terms, as_given
 from policies.decision.memory import PoolMemory
 from policies.model import Blocks, ReplicaId, Tokens
 from policies.plan import Plan
-from tests.policies.cluster.named import named, replica
+from tests.policies.cluster.named import impose, named, replica
 from tests.policies.decision.observed import C, Drawn, Watcher, observed
 from tests.policies.stepping import begin_epoch
 
@@ -72,3 +72,25 @@ def test_a_closing_takes_the_replicas_own_capacity_away(capacity: int, slack: fl
     begin_epoch(cluster, Limits(slack=slack), 0.0)
     close_idle(cluster, 0.0, 0.0)
     assert (ReplicaId("B") not in cluster.replicas) is closes
+
+
+@pytest.mark.parametrize(
+    ("drawn", "waiting", "least", "sleeps", "slack", "found"),
+    [
+        ("A: | B:", "", 0, True, 300, "BA"),
+        ("A: p40 | B:", "", 0, True, 0, "B"),
+        ("A: p40 | B: | C:", "", 0, True, 100, "C"),
+        ("A: | B:", "p40", 0, True, 0, ""),
+        ("A: | B:", "", 1, False, 0, "B"),
+        ("A: | B:", "", 2, False, 0, ""),
+    ],
+    ids=["all rest", "one has a request", "a reserve stays", "a request waits", "a minimum of 1", "a minimum of 2"],
+)
+def test_idle_replicas_are_dispensable_beyond_what_their_pool_needs(
+    drawn: str, waiting: str, least: int, sleeps: bool, slack: int, found: str
+) -> None:
+    cluster = named(drawn, waiting)
+    impose(cluster, slack=slack, min_replicas=least)
+    cluster.note_idle(1.0)
+    assert not dispensable(cluster, 1.0, sleeps), "they are idle since this epoch"
+    assert [replica.id for replica in dispensable(cluster, 2.0, sleeps)] == list(found)

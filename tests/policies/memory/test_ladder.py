@@ -12,6 +12,7 @@ from policies.memory.ladder import (
     Wake,
     climb,
     descend,
+    make_room,
 )
 from policies.model import Bytes, PoolId, ReplicaId
 
@@ -54,6 +55,16 @@ def test_of_idle_replicas_the_least_recently_used_make_room() -> None:
     assert climb(NEED, [full]) == Wake(ReplicaId("s"), 0, (ReplicaId("y"),))
     large = OpeningNeed(CHAT, Bytes(90))
     assert climb(large, [full]) == Wake(ReplicaId("s"), 0, (ReplicaId("y"), ReplicaId("x")))
+
+
+def test_those_that_wait_have_no_more_than_they_lack_fall_asleep_in_their_order() -> None:
+    full = device(0, awake("x", idle_since=2.0), awake("y", "docs", idle_since=1.0))
+    one, two = (CHAT, Bytes(40)), (PoolId("vision"), Bytes(40))
+    assert make_room(full, [(CHAT, Bytes(20))]) == ()
+    assert make_room(full, [one]) == ("y",)
+    assert make_room(full, [one, two]) == ("y", "x")
+    assert make_room(full, [(CHAT, Bytes(95)), two]) == ("y",), "nobody sleeps for one that lacks more than there is"
+    assert make_room(full, [(PoolId("docs"), Bytes(40))]) == ("x",), "a pool's own replicas do not sleep for it"
 
 
 def test_a_start_comes_after_wakes_and_where_the_pool_has_no_replica() -> None:
