@@ -43,6 +43,7 @@ from deployments.scheduler.pool_scheduler import PoolPorts, PoolScheduler
 from deployments.scheduler.recorder import FileRecorder
 from deployments.scheduler.scaler import ServeScaler
 from deployments.serve.environment import check_environment
+from deployments.serve.fences import next_fence
 from deployments.serve.levels import ServeLevelStore
 from deployments.serve.membership import ServeMembership
 from deployments.serve.modes import ModeStore, ServeModeStore
@@ -50,7 +51,6 @@ from deployments.serve.retirement import generation
 from deployments.serve.roles import ServeRoleStore
 from deployments.serve.routing import own_app, own_id
 from deployments.serve.seats import ClaimStore, ServeClaimStore
-from migration import ray_store
 from migration.protocol.messages import PathRequest
 from migration.protocol.ports import Clock
 from migration.protocol.record import CopyRecord, MigrationRecord
@@ -101,6 +101,7 @@ class LiveScheduler:
         self._memory = memory = SchedulerMemory(terms)
         self._recorder = _recorder(config, terms, fence)
         elastic = {ports.pool: _elastic_pool(ports, config.of(ports.pool).weight) for ports in pools}
+        self._claims = claims
         self._nodes = NodeMemory.of(
             config.memory, fence, elastic, claims, lambda: self._memory.terms.mode is Mode.ACT, clock
         )
@@ -192,6 +193,7 @@ class LiveScheduler:
 
     async def seat(self, call: SeatCall) -> SeatAnswer:
         """See `SeatApi.seat`."""
+        self._claims.check_current()
         if self._nodes is None:
             raise ValueError("memory.budget_mib is not set: replicas start without asking")
         answer = self._nodes.starting.seat(call)
@@ -287,7 +289,7 @@ class EpochScheduler(LiveScheduler):
         fence = next_fence(app)
         self._memberships: list[ServeMembership] = []
         pools = [self._ports(app, pool, config, clock, wall_clock) for pool in topology.pools.values()]
-        claims = ServeClaimStore(app)
+        claims = ServeClaimStore(app, fence)
         super().__init__(own_id(), config, fence, pools, clock, wall_clock, ServeModeStore(app), claims)
         self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
         self._loop = asyncio.create_task(self.run())
@@ -331,20 +333,6 @@ def check_epochs(ended: bool, silent_s: float, stalled_s: float) -> None:
     """Raise `RuntimeError` if the loop of epochs has ended, or if the last epoch began `stalled_s` seconds ago."""
     if ended or silent_s > stalled_s:
         raise RuntimeError(f"no epoch for {silent_s:.1f} s")
-
-
-def next_fence(app: str) -> int:
-    """A fence above all earlier ones of the application in this cluster. No two callers get the same.
-
-    Serve may run two schedulers for a moment: in a redeploy, or after a failed health check. Replicas obey only the
-    highest fence that they have seen, so the older scheduler's orders are refused.
-    """
-    newest = f"fence/{app}"
-    fence = int(ray_store.read(newest) or 0) + 1
-    while ray_store.write(f"fence/{app}/{fence}", b"taken", replace=False):
-        fence += 1
-    ray_store.write(newest, str(fence).encode())
-    return fence
 
 
 def _elastic_pool(ports: PoolPorts, weight: float) -> BudgetedPool:

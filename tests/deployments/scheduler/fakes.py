@@ -12,8 +12,10 @@ from deployments.serve.levels import Levels
 from deployments.serve.membership import Membership
 from deployments.serve.modes import ModeOrder
 from deployments.serve.seats import Claims
+from migration.protocol.errors import Refused
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
+from policies.causes import Cause
 from policies.decision.observation import Status
 from policies.memory.ledger import MemoryOrder, MemoryReport
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Role, Tokens
@@ -76,16 +78,21 @@ class FakeLevels:
 
 
 class FakeClaims:
-    """Implements `ClaimStore`. While `lost`, writes fail."""
+    """Implements `ClaimStore`. While `lost`, writes fail; once `replaced`, a newer scheduler has begun."""
 
     def __init__(self) -> None:
         self.kept: Claims = {}
-        self.lost = False
+        self.lost = self.replaced = False
+
+    def check_current(self) -> None:
+        if self.replaced:
+            raise Refused("a newer scheduler has begun", Cause.SUPERSEDED)
 
     def read(self) -> Claims:
         return dict(self.kept)
 
     def write(self, claims: Claims) -> None:
+        self.check_current()
         if self.lost:
             raise ConnectionError("Ray's control service is away")
         self.kept = dict(claims)

@@ -23,7 +23,7 @@ from deployments.scheduler.memory.nodes import NodeMemory
 from deployments.scheduler.memory.starting import WAIT_S
 from deployments.scheduler.memory.view import devices_json
 from migration.memory.tables import PoolState
-from migration.protocol.errors import PeerLost
+from migration.protocol.errors import PeerLost, Refused
 from policies.decision.devices import SeatSize
 from policies.memory.ledger import MemoryOrder, MemoryReport, OrderNumber, ReplicaMemory
 from policies.memory.plan import ASLEEP, MemoryPlan, ModelMemory
@@ -447,6 +447,15 @@ def test_a_claim_that_could_not_be_removed_is_removed_later() -> None:
     node.claims.lost = False
     node.gather()
     assert not node.claims.kept and "b" not in node.seats()
+
+
+def test_a_scheduler_that_has_been_replaced_ends_no_claim() -> None:
+    node = Node("a", blocks=300, most=2)
+    answer = node.seat(B)
+    node.claims.replaced = True
+    with pytest.raises(Refused):
+        node.begin(B, answer)
+    assert B in node.claims.kept
 
 
 def test_a_replica_counts_until_serve_no_longer_lists_it() -> None:

@@ -102,7 +102,8 @@ class House:
             )
             for pool in (ONE, TWO)
         ]
-        self.core = LiveScheduler(ReplicaId("s"), config, 1, ports, now, now, FakeModes(), FakeClaims())
+        self.claims = FakeClaims()
+        self.core = LiveScheduler(ReplicaId("s"), config, 1, ports, now, now, FakeModes(), self.claims)
 
     def _of(self, pool: PoolId) -> list[ReplicaId]:
         return [replica for replica in self.memory if POOLS[replica] == pool]
@@ -278,3 +279,13 @@ async def test_models_that_are_asked_in_turns_sleep_for_requests_of_the_other_on
     assert sorted(house.answered) == sorted(asked) and house.slept == list(turns)
     await house.epochs(30)
     assert house.slept == list(turns) and len(house.awake) == 1
+
+
+async def test_a_scheduler_that_has_been_replaced_gives_no_memory(make: Callable[..., House]) -> None:
+    house = make(asleep="")
+    await house.epochs(3)
+    call = SeatCall(TWO, C, "n", None)
+    await house.core.seat(call)
+    house.claims.replaced = True
+    with pytest.raises(Refused):
+        await house.core.seat(call)
