@@ -502,8 +502,7 @@ class PoolScheduler:
         mode = self._epochs().mode
         if mode is not Mode.ACT:
             return MoveRejected(422, f"scheduler.mode is {mode}: nothing opens replicas; write act")
-        if self._config.prefill_replicas >= least:
-            prefills = self._config.prefill_replicas
+        if (prefills := self._config.prefill_replicas) and prefills >= least:
             return MoveRejected(422, f"{prefills} replicas may be for prefills: the minimum must be above that")
         if not least and self._nodes is None:
             return MoveRejected(422, "a minimum of 0 needs memory.budget_mib: without it no replica sleeps")

@@ -934,8 +934,10 @@ async def test_nothing_falls_asleep_where_no_request_would_wake_it(mode: Mode) -
     assert isinstance(answer, MoveRejected) and answer.status == 422 and f"scheduler.mode is {mode}" in answer.message
 
 
-async def test_without_a_budget_pools_keep_their_sizes() -> None:
+async def test_without_a_budget_pools_keep_their_sizes_and_a_replica_awake() -> None:
     scheduler = three()
+    bounds = await scheduler.core.set_bounds(SOLE_POOL, 0, 4)
+    assert isinstance(bounds, MoveRejected) and "a minimum of 0 needs memory.budget_mib" in bounds.message
     answer = await scheduler.core.set_memory(SOLE_POOL, "a", 100)
     assert answer == MoveRejected(422, "memory.budget_mib is not set: KV pools keep their sizes")
     assert "devices" not in await scheduler.core.state(SOLE_POOL)

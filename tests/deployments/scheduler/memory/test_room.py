@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.api.calls import MeasuredEngine, PlaceCall, SeatCall, SeatGiven
+from deployments.api.calls import MeasuredEngine, MoveAccepted, PlaceCall, SeatCall, SeatGiven
 from deployments.api.report import ElasticMemory, PairReport
 from deployments.config import MemorySettings, SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
@@ -64,7 +64,7 @@ class House:
     """Implements `RemoteReplicas[ControlApi]`: `awake` and `asleep` replicas on a node, and their scheduler.
 
     Awake, each needs 250 of 400 MiB at least. What falls asleep gives its memory back by its next report, what wakes
-    loads for one report. A request is served for `served` epochs.
+    loads for one report. A request is served for `served` epochs. The first model has a minimum of `least`.
     """
 
     def __init__(self, awake: str, asleep: str, mode: Mode, least: int) -> None:
@@ -86,8 +86,8 @@ class House:
             mode=mode, linger_s=600.0, foresight_s=0.0, memory=MemorySettings(budget_mib=BUDGET), bounds=(0, 1)
         )
         self.scalers = {
-            pool: ServeScaler("mell", pool, self, self._listing(pool), (least, 1), lambda seconds: None, now, now)
-            for pool in (ONE, TWO)
+            pool: ServeScaler("mell", pool, self, self._listing(pool), (fewest, 1), lambda seconds: None, now, now)
+            for pool, fewest in ((ONE, least), (TWO, 0))
         }
         ports = [
             PoolPorts(
@@ -204,6 +204,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., House]:
     """A house over fakes of Serve's controller."""
     monkeypatch.setattr(scaler, "generation", lambda: "g")
     monkeypatch.setattr(scaler, "read_bounds", lambda app, pool, generation, configured: configured)
+    monkeypatch.setattr(scaler, "write_bounds", lambda *args: None)
     monkeypatch.setattr(scaler, "read_wanted", lambda app, pool, generation: None)
     monkeypatch.setattr(scaler, "write_wanted", lambda app, pool, generation, wanted: None)
 
@@ -289,3 +290,16 @@ async def test_a_scheduler_that_has_been_replaced_gives_no_memory(make: Callable
     house.claims.replaced = True
     with pytest.raises(Refused):
         await house.core.seat(call)
+
+
+async def test_all_replicas_of_a_model_may_sleep_once_an_operator_has_lowered_its_minimum(
+    make: Callable[..., House],
+) -> None:
+    house = make(least=1)
+    await house.epochs(3)
+    house.waiting[RequestId("q")] = TWO
+    await house.epochs(WOKEN)
+    assert not house.slept
+    assert await house.core.set_bounds(ONE, 0, 1) == MoveAccepted(ONE)
+    await house.epochs(WOKEN)
+    assert house.slept == [A] and house.answered == ["q"]
