@@ -31,6 +31,8 @@ SHARED_MIB = 3520
 """The memory of two models: some 1,530 MiB of either for parameters and processes, which grow by 130 MiB with the first
 requests, and the KV of 40 requests.
 """
+CROWDED_MIB = 4200
+"""The memory of two models, one of them with parameters of 276 MiB: some 700 MiB are for KV."""
 SLEEPS_AFTER_S = 3.0
 """The time without a request after which a model falls asleep, in seconds."""
 START_LIMIT_S = 240
@@ -75,6 +77,7 @@ TURNS = {
     "paced": 5,
     "elastic": 7,
     "sharing": 7,
+    "crowded": 7,
     "sleeping": 8,
     "bare": 0,
 }
@@ -204,6 +207,12 @@ def sharing(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def crowded(stage: Stage) -> Application:
+    """Models `tiny` and `middle` on one budget, of which the KV pool of `tiny` can take all that is left."""
+    return stage.show("crowded", _crowded())
+
+
+@pytest.fixture
 def sleeping(stage: Stage) -> Application:
     """A model with one replica that sleeps while there is no request."""
     return stage.show("sleeping", _sleeping())
@@ -305,6 +314,16 @@ def _sharing() -> dict[str, Any]:
         for name, source in (("tiny", ensure_tiny_model()), ("other", ensure_other_model()))
     ]
     args["memory"] |= {"budget_mib": SHARED_MIB}
+    return config
+
+
+def _crowded() -> dict[str, Any]:
+    config = _sharing()
+    args = config["applications"][0]["args"]
+    middle = args["llm_configs"][1]
+    middle["model_loading_config"] = {"model_id": "middle", "model_source": str(MODELS["middle"].folder())}
+    middle["engine_kwargs"] = middle["engine_kwargs"] | {"num_gpu_blocks_override": 129}
+    args["memory"] |= {"budget_mib": CROWDED_MIB, "declared": 4 * ELASTIC_TIMES}
     return config
 
 
