@@ -397,6 +397,10 @@ class SteadyScaler:
     def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
         """See `Scaler.put_to_sleep`."""
 
+    def spare(self, idle: Sequence[ReplicaId]) -> Sequence[ReplicaId]:
+        """See `Scaler.spare`."""
+        return ()
+
     @property
     def closing(self) -> Collection[ReplicaId]:
         """See `Scaler.closing`."""

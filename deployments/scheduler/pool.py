@@ -69,11 +69,10 @@ class LivePool:
 
     def idle(self, cluster: Cluster, now: float) -> IdleTimes:
         """The replicas of the pool that may fall asleep since others need their memory. `cluster` is the pool's."""
-        sleeping, closing = self.scaler.sleeping, self.scaler.closing
-        if sleeping is None:
+        if self.scaler.sleeping is None:
             return {}
-        found = ((r.id, r.idle_since) for r in dispensable(cluster, now, self._sleeps) if r.id not in closing)
-        return {id: since for id, since in found if since is not None and sleeping.keeps(id)}
+        since = {r.id: r.idle_since for r in dispensable(cluster, now, self._sleeps) if r.idle_since is not None}
+        return {id: since[id] for id in self.scaler.spare(tuple(since))}
 
     def states(self) -> Iterable[ReplicaState]:
         """The states of the pool's replicas, as of the last observation."""

@@ -14,7 +14,6 @@ Where replicas sleep, an opening wakes one before another one is started, and a 
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum, auto
@@ -93,7 +92,7 @@ class Scaler(Protocol):
         ...
 
     def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
-        """Begin to have idle replicas sleep beyond the minimum, since others need their memory.
+        """Begin to have idle replicas sleep, those of `spare`, since others need their memory.
 
         A replica that turns out not to be empty stays, and so does one of which no more may sleep.
         """
@@ -102,6 +101,10 @@ class Scaler(Protocol):
     @property
     def closing(self) -> Collection[ReplicaId]:
         """The replicas that are being closed, to stop or to sleep."""
+        ...
+
+    def spare(self, idle: Sequence[ReplicaId]) -> Sequence[ReplicaId]:
+        """Those of these replicas that can all fall asleep beyond the minimum; none while nothing can be closed."""
         ...
 
     def measure_freed(self, filled: Collection[ReplicaId]) -> None:
@@ -170,6 +173,8 @@ class ServeScaler:
         self._stopping = asyncio.Lock()
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._reopened: set[ReplicaId] = set()
+        """The replicas that were closed, and take requests again or sleep; their newest reports may be from between."""
         self._waking = Tasks()
         self._stopped: set[ReplicaId] = set()
         """The replicas that the controller has stopped since Serve's list was read."""
@@ -313,12 +318,30 @@ class ServeScaler:
 
     def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close_drained`."""
-        self._begin_closing([replica for replica in empty if self._listing.runs(replica)], fence, _Ending.STOP)
+        drained = set(empty)
+        self._reopened &= drained
+        drained -= self._reopened
+        self._begin_closing(filter(self._listing.runs, sorted(drained)), fence, _Ending.STOP)
 
     def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
         """See `Scaler.put_to_sleep`."""
-        spare = self.wanted - len(self._closing) - self.min_replicas
-        self._begin_closing(idle[: max(0, spare)], fence, _Ending.SLEEP)
+        self._begin_closing(self.spare(idle), fence, _Ending.SLEEP)
+
+    def spare(self, idle: Sequence[ReplicaId]) -> Sequence[ReplicaId]:
+        """See `Scaler.spare`."""
+        found: list[ReplicaId] = []
+        if self.sleeping is None or not self._closes:
+            return found
+        most = self.wanted - len(self._closing) - self.min_replicas
+        for replica in idle:
+            if len(found) < most and replica not in self._closing and self.sleeping.keeps(replica, found):
+                found.append(replica)
+        return found
+
+    @property
+    def _closes(self) -> bool:
+        """True if replicas can be closed now."""
+        return self._listing.is_current and self.wanted >= self._kept_by_serve()
 
     @property
     def closing(self) -> Collection[ReplicaId]:
@@ -326,7 +349,7 @@ class ServeScaler:
         return self._closing.keys()
 
     def _begin_closing(self, replicas: Iterable[ReplicaId], fence: int, ending: _Ending) -> None:
-        if not self._listing.is_current or self.wanted < self._kept_by_serve():
+        if not self._closes:
             return
         for replica in replicas:
             if replica not in self._closing and replica not in self._stopped:
@@ -346,7 +369,7 @@ class ServeScaler:
         except MigrationError as error:
             log.info("replica %s is not closed: %s", replica, error)
             return
-        if self.sleeping is not None and ending is not _Ending.STOP and self.sleeping.keeps(replica):
+        if self.sleeping is not None and ending is not _Ending.STOP and self.sleeping.keeps(replica, ()):
             answer = await self._put_to_sleep(replica, self.sleeping)
             # It takes nothing until it wakes.
             await self._reopen(replica, fence)
@@ -359,32 +382,32 @@ class ServeScaler:
         try:
             async with self._stopping:
                 asleep = len(self._asleep() - {replica})
-                stops = await retire(self._app, self._pool, replica, self._without(replica) + asleep)
+                is_replaced = self.sleeping is not None and self.sleeping.has_ended(replica)
+                left = self.wanted if is_replaced else self._one_less()
+                stops = await retire(self._app, self._pool, replica, left + asleep)
         except Exception as error:
             log.warning("replica %s is not closed: %r", replica, error)
             if ending is not _Ending.STOP:
                 await self._reopen(replica, fence)
             return
-        self._wanted = left = self._without(replica)
+        self._wanted = self.wanted if is_replaced else self._one_less()
         self.publish()
         if stops:
             self._stopped.add(replica)
-            log.info("replica %s is empty and closes; %d are wanted", replica, left)
+            log.info("replica %s is empty and closes; %d are wanted", replica, self._wanted)
         else:
             # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
             await self._reopen(replica, fence)
-
-    def _without(self, replica: ReplicaId) -> int:
-        """The wanted number once the replica has stopped."""
-        replaced = self.sleeping is not None and self.sleeping.has_ended(replica)
-        return self.wanted if replaced else self._one_less()
 
     def _one_less(self) -> int:
         return max(self.min_replicas, self.wanted - 1)
 
     async def _reopen(self, replica: ReplicaId, fence: int) -> None:
-        with contextlib.suppress(MigrationError):
+        self._reopened.add(replica)
+        try:
             await self._replicas.at(replica).reopen(fence)
+        except MigrationError:
+            self._reopened.discard(replica)
 
     def measure_freed(self, filled: Collection[ReplicaId]) -> None:
         """See `Scaler.measure_freed`."""

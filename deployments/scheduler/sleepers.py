@@ -5,7 +5,7 @@ of those awake. A replica counts as asleep from the order to sleep on, and as aw
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
@@ -39,8 +39,8 @@ class Sleeping(Protocol):
         """The rung of an opening; None: a start."""
         ...
 
-    def keeps(self, replica: ReplicaId) -> bool:
-        """True if a replica that closes sleeps, and does not stop."""
+    def keeps(self, replica: ReplicaId, others: Collection[ReplicaId]) -> bool:
+        """True if a replica that closes sleeps, and does not stop, when `others` sleep as well."""
         ...
 
     def has_ended(self, replica: ReplicaId) -> bool:
@@ -126,10 +126,10 @@ class PoolSleepers:
             return Wait()
         return rung if isinstance(rung, Wake | Wait) else None
 
-    def keeps(self, replica: ReplicaId) -> bool:
+    def keeps(self, replica: ReplicaId, others: Collection[ReplicaId]) -> bool:
         """See `Sleeping.keeps`."""
         found = self._ledgers.find(replica)
-        for device in device_states(self._ledgers, self.asleep, self._on_the_way(), {}):
+        for device in device_states(self._ledgers, self.asleep | set(others), self._on_the_way(), {}):
             for seat in device.seats:
                 if seat.replica == replica:
                     can = found is None or found.memory.sleepless is None

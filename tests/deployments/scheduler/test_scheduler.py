@@ -154,6 +154,9 @@ class FakeScaler:
     def put_to_sleep(self, idle: Sequence[ReplicaId], fence: int) -> None:
         raise NotImplementedError
 
+    def spare(self, idle: Sequence[ReplicaId]) -> Sequence[ReplicaId]:
+        raise NotImplementedError
+
     def open(self, count: int) -> None:
         self.opened += count
 

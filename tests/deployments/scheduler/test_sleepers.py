@@ -36,10 +36,10 @@ class Pool:
 
 async def test_a_replica_counts_as_asleep_from_the_order_on_and_as_awake_from_the_next_one_on() -> None:
     pool = Pool("a", "b")
-    assert not pool.sleepers.asleep and pool.sleepers.keeps(A)
+    assert not pool.sleepers.asleep and pool.sleepers.keeps(A, ()) and not pool.sleepers.keeps(A, (B,))
     await pool.sleepers.sleep(A)
     assert pool.sleepers.asleep == {A} and pool.node.replicas[A].ordered == ASLEEP
-    assert not pool.sleepers.keeps(B), "one sleeps on the node already"
+    assert not pool.sleepers.keeps(B, ()), "one sleeps on the node already"
     pool.node.follow(A)
     pool.states[A] = ReplicaState.ASLEEP
     pool.sleepers.follow()
@@ -170,7 +170,7 @@ async def test_an_engine_that_cannot_sleep_says_why() -> None:
     pool = Pool("a", "b")
     pool.node.sleepless = "it has LoRA layers"
     pool.node.gather()
-    assert refusal(await pool.sleepers.sleep(A)) == (422, "it has LoRA layers") and not pool.sleepers.keeps(A)
+    assert refusal(await pool.sleepers.sleep(A)) == (422, "it has LoRA layers") and not pool.sleepers.keeps(A, ())
 
 
 async def test_divisions_make_room_for_a_wake() -> None:
