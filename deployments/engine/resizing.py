@@ -75,6 +75,7 @@ class VllmMemory:
         self._steps = steps
         self._size = self.capacity = self.start = size
         self._processes = processes
+        self._excess = Bytes(0)
         self.model = model
         self.declared = declared
         self.sleepless = sleepless
@@ -91,9 +92,12 @@ class VllmMemory:
 
     def measure(self, held: MemoryPlan) -> None:
         """See `EngineMemory.measure`. KV pages that no request has used yet hide some of it until one uses them."""
-        excess = resident(self._processes) - self.model.need(held)
-        if excess > 0:
-            self.model = replace(self.model, fixed=Bytes(self.model.fixed + excess))
+        excess, before = max(0, resident(self._processes) - self.model.need(held)), self._excess
+        grown = min(excess, before)
+        self._excess = Bytes(excess - grown)
+        if grown:
+            model = self.model
+            self.model = replace(model, fixed=Bytes(model.fixed + grown), asleep=Bytes(model.asleep + grown))
 
     def announce(self, blocks: Blocks) -> None:
         """See `EngineMemory.announce`."""

@@ -362,6 +362,8 @@ class EngineReplica:
         """See `ControlApi.report`."""
         # Nothing is awaited here: the answer describes one moment, and has one version.
         self._check_fence(fence)
+        if self._pairs.is_over:
+            self._kv_pool.measure()
         processes = self._engine.processes
         gauges = Gauges(
             pids=(os.getpid(), processes.core, *processes.workers),

@@ -135,16 +135,19 @@ class KvPool:
             raise Refused(f"the replica cannot sleep: {self._memory.sleepless}", Cause.UNEXPECTED)
         return self._resizer.obey(order, shrink_s)
 
+    def measure(self) -> None:
+        """Measure what processes hold beside a pool that rests; its replica is in no pair."""
+        memory, resizer = self._memory, self._resizer
+        if memory is not None and resizer is not None and resizer.state is PoolState.SETTLED:
+            memory.measure(resizer.report.held)
+
     def report(self, fence: int, unpairable: str | None = None, pair: PairReport | None = None) -> ElasticMemory | None:
         """The report to a scheduler with this fence; None if the pool keeps its size."""
         memory, resizer = self._memory, self._resizer
         if memory is None or resizer is None:
             return None
-        asked = resizer.asked(fence)
-        if pair is None and resizer.state is PoolState.SETTLED:
-            memory.measure(asked.held)
         return ElasticMemory(
-            asked,
+            resizer.asked(fence),
             memory.model,
             memory.declared,
             memory.start,

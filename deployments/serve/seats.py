@@ -52,7 +52,7 @@ class ClaimStore(Protocol):
 class ServeClaimStore:
     """Implements `ClaimStore` for an application's scheduler with this `fence`.
 
-    Calls block for a round trip to Ray's control service, writes for two.
+    Calls block for a round trip to Ray's control service, writes for three.
     """
 
     def __init__(self, app: str, fence: int) -> None:
@@ -84,3 +84,5 @@ class ServeClaimStore:
         """See `ClaimStore.write`."""
         self.check_current()
         ray_store.write(self._key, _CLAIMS.dump_json(claims))
+        # A newer one may have read the claims before that.
+        self.check_current()

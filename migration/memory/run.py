@@ -50,8 +50,8 @@ class EngineMemory(Protocol):
     """An engine's parameters and KV pool. The methods that wait raise EngineEnded."""
 
     model: ModelMemory
-    """The bytes of its parts. `fixed` is measured at the start, and grows (`measure`); `asleep` is measured after each
-    `drop`; until the first, it is taken to be `fixed`."""
+    """The bytes of its parts. `fixed` is measured at the start, `asleep` after each `drop`; until the first, it is
+    taken to be `fixed`. Both grow with what `measure` finds."""
     sleepless: str | None
     """The reason why the engine cannot fall asleep; None if it can."""
     declared: Blocks
@@ -70,9 +70,10 @@ class EngineMemory(Protocol):
         ...
 
     def measure(self, held: MemoryPlan) -> None:
-        """Count what the processes hold beyond a plan, which they hold and do not change, as `fixed` from now on.
+        """Count what the processes hold beyond a plan, in this call and in the one before, from now on.
 
-        Processes grow when they serve: buffers of steps and of streams come with the first requests.
+        They hold the plan, and do not change it. Processes grow when they serve: buffers of steps and of streams come
+        with the first requests, and stay asleep.
         """
         ...
 

@@ -280,7 +280,7 @@ class ReaderRun:
         A replica that sleeps is of the same model as those awake, and would refuse for the same reason of the request.
         """
         awake = set(self._world.hosts.awake)
-        if awake and self._verdicts.keys() >= awake:
+        if self._verdicts and self._verdicts.keys() >= awake:
             raise NotServed(next(iter(self._verdicts.values())))
         await self._pause()
         self._avoided.clear()

@@ -1,7 +1,8 @@
 """The ledger of one device: the replicas on it, their memory plans, and the orders that have no answer yet.
 
-One invariant: the sum over a device's replicas of max(ordered, reported) never exceeds its budget. Four rules keep it,
-whatever messages are lost, late or out of order, and whenever a new scheduler begins:
+One invariant: no order or report of a plan takes the sum over a device's replicas of max(ordered, reported) above its
+budget. A process that is seen to have grown may, until pools have shrunk. Four rules keep the invariant, whatever
+messages are lost, late or out of order, and whenever a new scheduler begins:
 
     bound    a replica counts with the largest of its unanswered orders and of both plans in its newest report
     room     an order is sent only if the sum of all bounds, with it, is within the budget, or no larger than without

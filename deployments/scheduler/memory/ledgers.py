@@ -81,7 +81,7 @@ class NodeLedgers:
 
     @property
     def models(self) -> Mapping[PoolId, ModelMemory]:
-        """The newest measurement of each pool's model."""
+        """The memory of a replica of each pool that starts: by the newest start, or by the first report."""
         return self._models
 
     def on(self, node: str) -> DeviceLedger:
@@ -139,7 +139,7 @@ class NodeLedgers:
             if replica not in reported and not self._is_here(pool, replica):
                 self._forget(replica)
         for replica, found in reported.items():
-            self._models[pool] = found.memory.model
+            self._models.setdefault(pool, found.memory.model)
             self._take(pool, replica, found)
         for node in [node for node, ledger in self._ledgers.items() if not ledger.seats]:
             del self._ledgers[node]

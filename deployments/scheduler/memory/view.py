@@ -29,7 +29,7 @@ def _device_json(memory: NodeMemory, node: str, acts: bool) -> dict[str, Any]:
         {"replica": replica, "pool": each.pool, "by": "waits", "held_mib": 0, "ordered_mib": mib_of(each.size)}
         | {"why": each.reason}
         for replica, each in memory.starting.waits.items()
-        if each.node == node
+        if each.node == node and memory.ledgers.home(replica) is None
     ]
     return {
         "id": node,
@@ -52,7 +52,9 @@ def _seat_json(memory: NodeMemory, seat: Seat, acts: bool) -> dict[str, Any]:
         "ordered_mib": mib_of(seat.bound),
     }
     if (size := memory.division.size_of(seat)) is None:
-        return found | {"why": memory.starting.lacks.get(seat.replica) or _WHY.get(found["by"], "")}
+        waits = memory.starting.waits.get(seat.replica)
+        lacks = memory.starting.lacks.get(seat.replica) if waits is None else waits.reason
+        return found | {"why": lacks or _WHY.get(found["by"], "")}
     target = size.blocks * block
     if size.want > target:
         why = "its requests want more than there is for it"

@@ -2,11 +2,10 @@
 
 import pytest
 
-from deployments.api.report import PairReport
 from deployments.replica.elastic import KvPool
 from policies.memory.ledger import MemoryOrder, OrderNumber
 from policies.memory.plan import ASLEEP, MemoryPlan
-from policies.model import Blocks, ReplicaId, ReplicaState
+from policies.model import SOLE_POOL, Blocks, ReplicaState
 from tests.migration.memory.test_memory_run import FakePool, R
 
 pytestmark = pytest.mark.virtual_time
@@ -43,15 +42,15 @@ async def test_a_replica_that_cannot_load_takes_no_request_until_it_is_replaced(
     assert states == [ReplicaState.ASLEEP] * 3 + [ReplicaState.DRAINING] and requests.given_up
 
 
-async def test_a_settled_pool_is_measured_in_each_report() -> None:
-    """One whose pages are on their way, or whose buddy has some of its memory, is not."""
+async def test_a_pool_is_measured_once_it_rests() -> None:
     memory = FakePool()
     pool = KvPool(R, memory, NoRequests(), OrderNumber(0))
     assert pool._resizer is not None
-    pool.report(1, pair=PairReport(1, ReplicaId("b"), "together", (0, 2), 2))
+    pool.metrics(1, SOLE_POOL)
+    assert not memory.calls, "whoever looks at the metrics knows of no pair"
     pool.obey(MemoryOrder(R, OrderNumber(1, 1), MemoryPlan(Blocks(8))), 5.0)
-    pool.report(1)
-    assert memory.calls.count("measure 20") == memory.calls.count("measure 8") == 0
+    pool.measure()
+    assert not any("measure" in call for call in memory.calls)
     await pool._resizer.settled()
-    pool.report(1)
+    pool.measure()
     assert memory.calls[-1] == "measure 8"
