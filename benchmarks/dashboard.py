@@ -41,6 +41,7 @@ SHOWN = {
     "ops": "per s",
     "reqps": "per s",
     "Bps": "bytes per s",
+    "bytes": "bytes",
     "h": "h",
     "short": "",
 }
