@@ -126,7 +126,7 @@ def _notes(
             yield f"{replica.id}: {replica.memory.cause}"
     for seat in seats:
         if seat.by == "waits":
-            yield f"{seat.replica} waits to start: {seat.why}"
+            yield f"{seat.replica} waits for memory: {seat.why}"
 
 
 def render_models(state: StateDocument, rows: Iterable[ModelRow], now: float) -> RenderableType:

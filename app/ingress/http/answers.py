@@ -139,7 +139,7 @@ class SeatPart(Described):
     model: str | None = Field(None, description="The id of its model; absent if there is only one.")
     by: str = Field(
         description="The origin of its size: `demand`, `hand` (an operator's order), `start`. Or `starts`, `waits` "
-        "(for memory, to start), `asleep`, `silent`."
+        "(for memory, to start or to wake), `asleep`, `silent`."
     )
     held_mib: int = Field(description="What it holds, by its newest report.")
     ordered_mib: int = Field(description="The most that it may hold, by its orders and its report.")

@@ -6,6 +6,7 @@ from typing import Any
 from deployments.scheduler.memory.nodes import NodeMemory
 from policies.memory.ledger import Seat
 from policies.memory.plan import mib_of
+from policies.model import ReplicaId
 
 _WHY: Mapping[str, str] = {
     "starts": "it starts",
@@ -52,9 +53,7 @@ def _seat_json(memory: NodeMemory, seat: Seat, acts: bool) -> dict[str, Any]:
         "ordered_mib": mib_of(seat.bound),
     }
     if (size := memory.division.size_of(seat)) is None:
-        waits = memory.starting.waits.get(seat.replica)
-        lacks = memory.starting.lacks.get(seat.replica) if waits is None else waits.reason
-        return found | {"why": lacks or _WHY.get(found["by"], "")}
+        return found | {"why": _why_it_waits(memory, seat.replica) or _WHY.get(found["by"], "")}
     target = size.blocks * block
     if size.want > target:
         why = "its requests want more than there is for it"
@@ -65,8 +64,16 @@ def _seat_json(memory: NodeMemory, seat: Seat, acts: bool) -> dict[str, Any]:
     return found | {"want_mib": mib_of(size.want), "target_mib": mib_of(target), "why": why}
 
 
+def _why_it_waits(memory: NodeMemory, replica: ReplicaId) -> str | None:
+    """The reason why a replica waits for memory, to start or to wake; None if it does not."""
+    waits = memory.starting.waits.get(replica)
+    return memory.starting.lacks.get(replica) if waits is None else waits.reason
+
+
 def _by(memory: NodeMemory, seat: Seat, acts: bool) -> str:
     """The origin of a replica's size."""
+    if _why_it_waits(memory, seat.replica) is not None:
+        return "waits"
     if seat.model.is_claimed or memory.ledgers.is_claimed(seat.replica):
         return "starts"
     if seat.reported is None or memory.ledgers.find(seat.replica) is None:

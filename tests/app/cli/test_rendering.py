@@ -360,7 +360,7 @@ def test_a_model_that_does_not_serve_has_the_reason(mode: str, note: str) -> Non
     assert shown_models(state(asleep, starting, mode=mode, models=models, devices=[device]))[3:] == [
         f"chat: asleep: {note}",
         "chat: a: its files are gone",
-        "code: b waits to start: it needs 900 MiB",
+        "code: b waits for memory: it needs 900 MiB",
     ]
 
 

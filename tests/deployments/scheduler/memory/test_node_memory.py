@@ -377,7 +377,7 @@ async def test_an_engine_that_needs_more_than_expected_waits_and_others_shrink()
     assert isinstance(node.seat(B, pool=TWO), SeatGiven), "its share fits: nobody knows better"
     lacks = "it needs 250 MiB of memory.budget_mib, and 100 MiB are free"
     assert node.seat(B, MEASURED, TWO) == SeatLater(lacks)
-    assert (node.seats()["b"]["by"], node.seats()["b"]["why"]) == ("starts", lacks)
+    assert (node.seats()["b"]["by"], node.seats()["b"]["why"]) == ("waits", lacks)
     assert node.nodes.starting.waiting() == (B,)
     (device,) = node.nodes.division.devices()
     assert device.room == (BUDGET - 250 - 200) * MIB
