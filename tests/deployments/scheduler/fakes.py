@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.api.calls import PairOrder
+from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import ElasticMemory, Gauges, ReplicaReport
+from deployments.metrics.telemetry import Telemetry
 from deployments.replica.reporting import ReplicaReporter
+from deployments.scheduler.listing import Listing
+from deployments.scheduler.pool_scheduler import PoolPorts
+from deployments.scheduler.scaler import Scaler
 from deployments.serve.levels import Levels
 from deployments.serve.membership import Membership
 from deployments.serve.modes import ModeOrder
@@ -18,7 +23,7 @@ from migration.run.source import Order
 from policies.causes import Cause
 from policies.decision.observation import Status
 from policies.memory.ledger import MemoryOrder, MemoryReport
-from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Role, Tokens
+from policies.model import Blocks, PoolId, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Role, Tokens
 from policies.paths.prices import Profile
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.evacuation import CachedContext, ContextCopy
@@ -251,3 +256,11 @@ class FakeListing:
 
     def others(self, reported: Collection[ReplicaId]) -> tuple[Status, ...]:
         return tuple(status for status in self.without_room if status.id not in reported)
+
+
+def make_ports(
+    pool: PoolId, replicas: RemoteReplicas[ControlApi], members: Collection[ReplicaId], listing: Listing, scaler: Scaler
+) -> PoolPorts:
+    """The ports to a pool with these members, of which nothing has been stored."""
+    stores = FakeRoles(), FakeLevels()
+    return PoolPorts(pool, replicas, FakeMembership(*members), listing, scaler, *stores, Telemetry(pool))

@@ -9,9 +9,7 @@ import pytest
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.engine.tokens import expected
-from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
-from deployments.scheduler.pool_scheduler import PoolPorts
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -27,13 +25,11 @@ from tests.deployments.engine.quick_engine import prompt_of, set_pace
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
     FakeClaims,
-    FakeLevels,
     FakeListing,
-    FakeMembership,
     FakeModes,
-    FakeRoles,
     Present,
     Reporting,
+    make_ports,
 )
 from tests.deployments.scheduler.test_scheduler import FakeScaler
 from tests.migration.world import LIMITS, Pair, Replica, make_pair, spec
@@ -100,12 +96,11 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_other(tmp
     )
     ids = (pair.a.id, pair.b.id)
     listing, fleet = FakeListing(dict.fromkeys(ids)), PairFleet(pair)
-    stores = FakeRoles(), FakeLevels()
     core = LiveScheduler(
         ReplicaId("s"),
         config,
         3,
-        [PoolPorts(SOLE_POOL, fleet, FakeMembership(*ids), listing, FakeScaler(2, 2), *stores, Telemetry(SOLE_POOL))],
+        [make_ports(SOLE_POOL, fleet, ids, listing, FakeScaler(2, 2))],
         now,
         now,
         FakeModes(),

@@ -75,6 +75,7 @@ from tests.deployments.scheduler.fakes import (
     Present,
     Reporting,
     given,
+    make_ports,
     make_report,
 )
 from tests.virtual_time import now
@@ -254,16 +255,7 @@ async def scheduler_of(fleets: Mapping[PoolId, Fleet]) -> LiveScheduler:
     """A scheduler of several pools after its first epoch."""
     config = SchedulerConfig.model_construct(policy="best_fit", mode=Mode.OFF, epoch_s=0.0)
     ports = [
-        PoolPorts(
-            pool,
-            fleet,
-            FakeMembership(*fleet.reports),
-            FakeListing(fleet.reports),
-            FakeScaler(4),
-            FakeRoles(),
-            FakeLevels(),
-            Telemetry(pool),
-        )
+        make_ports(pool, fleet, fleet.reports, FakeListing(fleet.reports), FakeScaler(4))
         for pool, fleet in fleets.items()
     ]
     core = LiveScheduler(ReplicaId("s"), config, 3, ports, now, now, FakeModes(), FakeClaims())

@@ -10,11 +10,9 @@ import pytest
 from deployments.api.calls import MeasuredEngine, MoveAccepted, PlaceCall, SeatCall, SeatGiven
 from deployments.api.report import ElasticMemory, PairReport
 from deployments.config import MemorySettings, SchedulerConfig
-from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler import scaler
 from deployments.scheduler.deployment import LiveScheduler
 from deployments.scheduler.memory.nodes import NodeMemory
-from deployments.scheduler.pool_scheduler import PoolPorts
 from deployments.scheduler.scaler import ServeScaler
 from migration.memory.pair_tables import HalfState
 from migration.memory.tables import PoolState
@@ -40,13 +38,11 @@ from policies.model import (
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
     FakeClaims,
-    FakeLevels,
     FakeListing,
-    FakeMembership,
     FakeModes,
-    FakeRoles,
     Present,
     Reporting,
+    make_ports,
 )
 from tests.deployments.scheduler.memory.test_node_memory import MEASURED, MIB, MODEL, ONE, TWO, A, B, C
 from tests.virtual_time import now
@@ -89,19 +85,7 @@ class House:
             pool: ServeScaler("mell", pool, self, self._listing(pool), (fewest, 1), lambda seconds: None, now, now)
             for pool, fewest in ((ONE, least), (TWO, 0))
         }
-        ports = [
-            PoolPorts(
-                pool,
-                self,
-                FakeMembership(*self._of(pool)),
-                self._listing(pool),
-                self.scalers[pool],
-                FakeRoles(),
-                FakeLevels(),
-                Telemetry(pool),
-            )
-            for pool in (ONE, TWO)
-        ]
+        ports = [make_ports(pool, self, self._of(pool), self._listing(pool), self.scalers[pool]) for pool in (ONE, TWO)]
         self.claims = FakeClaims()
         self.core = LiveScheduler(ReplicaId("s"), config, 1, ports, now, now, FakeModes(), self.claims)
 
