@@ -171,8 +171,8 @@ class LiveScheduler:
         """See `MetricsApi.metrics`."""
         found = [pool.metrics(self._id) for pool in self._pools.values()]
         if self._nodes is not None:
-            nodes = [device.id for device in self._nodes.division.devices()]
-            found.append(expose_budgets(nodes, self._nodes.ledgers.budget, self._id))
+            ledgers = self._nodes.ledgers
+            found.append(expose_budgets(ledgers.nodes if ledgers.is_known else (), ledgers.budget, self._id))
         return join_families(found)
 
     async def record(self, pool: PoolId, record: MigrationRecord) -> None:
