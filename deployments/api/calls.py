@@ -32,12 +32,16 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class PlaceCall:
-    """A request to place on a replica of `pool` other than `exclude`."""
+    """A request to place on a replica of `pool` other than `exclude`.
+
+    A `submitted` one is on a replica already, the only one that its ingress knew. It asks for nothing.
+    """
 
     pool: PoolId
     arrival: Arrival
     label: str
     exclude: tuple[ReplicaId, ...]
+    submitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,9 +152,10 @@ class Epochs:
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         """Choose a replica outside of `gone` for a request. The request counts there from now on."""
-        entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label, self._slices, call.pool)
-        self._note(entry)
-        decision = place(self._memory.pool(entry.pool), entry.arrival, entry.at, entry.exclude, entry.label)
+        excluded, now = (*call.exclude, *gone), self._clock()
+        self._note(PlacedCall(now, call.arrival, excluded, call.label, self._slices, call.pool, call.submitted))
+        memory = self._memory.pool(call.pool)
+        decision = place(memory, call.arrival, now, excluded, call.label, call.submitted)
         self._await_prefills()
         return decision
 

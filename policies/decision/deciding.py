@@ -164,16 +164,25 @@ def _decide_pool(
 
 
 def place(
-    memory: PoolMemory, arrival: Arrival, now: float, exclude: Collection[ReplicaId] = (), label: str = ""
+    memory: PoolMemory,
+    arrival: Arrival,
+    now: float,
+    exclude: Collection[ReplicaId] = (),
+    label: str = "",
+    submitted: bool = False,
 ) -> Decision:
     """Choose a replica outside of `exclude` for an arrival. The request counts there from then on.
 
     On a prefill replica it comes with its move to another one, if that has room: the request is under way from then on.
     An earlier location of the same request is dropped. A request that fits nowhere queues on the replica that will run
     it soonest: the one that lacks the fewest tokens for its queue and the request. Without any replica it waits, and
-    replicas are opened for it, until its next try or `RETRY_S` after the time of a placement.
+    replicas are opened for it, until its next try or `RETRY_S` after the time of a placement. One that is `submitted`
+    does not wait: it is on a replica that has not reported yet that it runs.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
+    if submitted and not _has_running(cluster, barred):
+        memory.locations.drop_placement(arrival.id)
+        return NoReplica(_wake_s(memory))
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
     request = memory.locations.add_request(

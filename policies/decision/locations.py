@@ -140,6 +140,11 @@ class Locations:
             self.cluster.set_backlog(replica, replica.backlog + placed.tokens)
         self._unsettled[request_id] = None
 
+    def drop_placement(self, request_id: RequestId) -> None:
+        """Drop the placement of a request, if it has one. Its next report has its location."""
+        if self.placed.pop(request_id, None) is not None:
+            self._stale[request_id] = None
+
     def add_order(self, move: Move, now: float) -> None:
         """Add a move that is ordered between two epochs, by an operator or with a placement."""
         self.under_way[move.request] = Underway(move, now)
@@ -295,7 +300,8 @@ class Locations:
             decoding += resident.load.phase is Phase.DECODE
             self.decoding -= was is not None and was.load.phase is Phase.DECODE
             placed = self.placed.get(request_id)
-            if placed is not None and placed.replica == resident.replica:
+            has_found_one = placed is not None and placed.replica is None and was is None
+            if has_found_one or (placed is not None and placed.replica == resident.replica):
                 del self.placed[request_id]
                 if request_id not in moving:
                     self.under_way.pop(request_id, None)

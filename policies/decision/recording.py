@@ -21,7 +21,10 @@ from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """The placement of an arrival at the time `at`, on a replica of `pool` outside of `exclude`. See `Epoch`."""
+    """The placement of an arrival at the time `at`, on a replica of `pool` outside of `exclude`. See `Epoch`.
+
+    A `submitted` one is on a replica already.
+    """
 
     at: float
     arrival: Arrival
@@ -29,6 +32,7 @@ class PlacedCall:
     label: str = ""
     slices: int = 0
     pool: PoolId = SOLE_POOL
+    submitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

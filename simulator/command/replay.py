@@ -62,7 +62,8 @@ def _enter(memory: SchedulerMemory, entry: Entry) -> None:
     """Have the decision take an entry again."""
     match entry:
         case PlacedCall():
-            place(memory.pool(entry.pool), entry.arrival, entry.at, entry.exclude, entry.label)
+            pool = memory.pool(entry.pool)
+            place(pool, entry.arrival, entry.at, entry.exclude, entry.label, entry.submitted)
         case Ordered():
             order_by_hand(memory.pool(entry.pool), entry.move, entry.at)
         case RoleOrdered():

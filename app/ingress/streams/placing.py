@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.api.calls import PlaceCall
 from deployments.api.protocols import PlacingApi, SchedulerClient
@@ -97,7 +97,7 @@ class Placer:
         call = PlaceCall(self.pool, arrival, spec.label, tuple(sorted(exclude)))
         others = self._others(exclude)
         if len(others) == 1:
-            self._announce(call)
+            self._announce(replace(call, submitted=True))
             replica = None if self._scheduler_down else others[0]
         else:
             replica = await self._ask(call)

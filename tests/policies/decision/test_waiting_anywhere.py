@@ -71,6 +71,32 @@ def test_refused_by_all_it_is_demand_too() -> None:
     assert len(watcher.decide(observed("a: x90", 1.5, most=4)).opened) == 1
 
 
+def test_one_that_waited_and_runs_by_its_first_report_waits_no_more() -> None:
+    """Its ingress had seen before the scheduler that the replica runs."""
+    watcher = watched(observed(NONE_UP, 1.0, most=4))
+    place(watcher.memory, arrival("p"), 1.0)
+    watcher.decide(observed("b: p80", 1.5, most=4))
+    assert not watcher.decide(observed(NONE_UP, 2.0, most=4)).opened, "it has ended"
+
+
+def test_one_that_a_silent_replica_may_still_have_waits() -> None:
+    watcher = watched(observed("a: p80~", 1.0, most=4))
+    assert place(watcher.memory, arrival("p"), 1.0, exclude=[ReplicaId("a")]) == NoReplica()
+    assert len(watcher.decide(observed("a: p80", 1.5, most=4)).opened) == 1
+
+
+def test_a_submitted_one_does_not_wait() -> None:
+    """It is on a replica of which the scheduler does not know yet that it runs, and may have ended before a report."""
+    watcher = watched(observed("b*:", 1.0, most=4))
+    place(watcher.memory, arrival("p"), 1.0)
+    place(watcher.memory, arrival("p"), 1.2, submitted=True)
+    assert not watcher.decide(observed(NONE_UP, 1.5, most=4)).opened
+    assert not watcher.memory.cluster.requests
+    watcher.decide(observed("b: x10", 2.0, most=4))
+    place(watcher.memory, arrival("q", 20), 2.0, submitted=True)
+    assert [q.replica.id for q in watcher.memory.cluster.requests.values() if q.replica] == ["b", "b"]
+
+
 def sleeping(sleeps: bool = True) -> Watcher:
     """A pool that sleeps without requests, or not, and keeps half a replica free with some."""
     limits = LiveLimits(Limits(slack=0.5), linger_s=5.0, foresight_s=0.0)

@@ -339,17 +339,17 @@ async def test_the_log_has_one_line_per_outage_of_the_scheduler(caplog: pytest.L
 
 async def test_requests_for_the_only_replica_do_not_wait_for_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     service, now = make_service("a"), asyncio.get_running_loop().time
-    decide, told = service.scheduler.decide, list[tuple[float, RequestId]]()
+    decide, told = service.scheduler.decide, list[tuple[float, PlaceCall]]()
 
     def decided(call: PlaceCall) -> Decision:
-        told.append((now(), call.arrival.id))
+        told.append((now(), call))
         return decide(call)
 
     monkeypatch.setattr(service.scheduler, "decide", decided)
     placed = [await service.streams._calls.place(spec(f"r{n}"), 0, frozenset()) for n in range(3)]
     assert placed == ["a"] * 3 and not told
     await asyncio.sleep(0.1)
-    assert [request for _, request in told] == ["r0", "r1", "r2"]
+    assert [(call.arrival.id, call.submitted) for _, call in told] == [("r0", True), ("r1", True), ("r2", True)]
     assert len({at for at, _ in told}) == 1, "the scheduler gets them together"
 
 
