@@ -1,6 +1,8 @@
 """The memory that starting replicas have been given, in Ray's internal key-value store: no report has it yet.
 
-A scheduler finds here what the one before has given.
+Each scheduler has a key of its own, which contains its fence, and begins with the claims under the highest fence. So a
+write that arrives late changes nothing that a newer scheduler reads or writes. A scheduler gives a claim only if it
+finds no newer one behind the write. A newer one takes its fence before it reads the claims: it reads all given ones.
 """
 
 import logging
@@ -40,49 +42,77 @@ class ClaimStore(Protocol):
         """Raise `Refused` if a newer scheduler has begun: the claims are its own from then on."""
         ...
 
-    def read(self) -> Claims:
-        """All claims. One that cannot be read is dropped with a warning: its replica asks again, or reports."""
+    def take_over(self) -> Claims:
+        """Keep the claims of the scheduler before from now on, and return them.
+
+        One that cannot be read is dropped with a warning: its replica asks again, or reports.
+        """
         ...
 
     def write(self, claims: Claims) -> None:
-        """Replace all claims. Raises `Refused` as `check_current` does."""
+        """Replace all claims. Raises `Refused` as `check_current` does: the new ones are not given then."""
         ...
 
 
 class ServeClaimStore:
     """Implements `ClaimStore` for an application's scheduler with this `fence`.
 
-    Calls block for a round trip to Ray's control service, writes for three.
+    Calls block for a round trip to Ray's control service, writes for two, `take_over` for a few.
     """
 
     def __init__(self, app: str, fence: int) -> None:
         self._app = app
         self._fence = fence
-        self._key = f"claims/{app}"
+        self._prefix = f"claims/{app}/"
 
     def check_current(self) -> None:
         """See `ClaimStore.check_current`."""
         check_newest(self._app, self._fence)
 
-    def read(self) -> Claims:
-        """See `ClaimStore.read`."""
-        stored = ray_store.read(self._key) or b"{}"
-        try:
-            found = _STORED.validate_json(stored)
-        except ValidationError as error:
-            log.warning("the claims of all replicas that start are dropped: %r: %s", stored, error)
-            return {}
-        claims = {}
-        for replica, claim in found.items():
-            try:
-                claims[ReplicaId(replica)] = _CLAIM.validate_python(claim)
-            except ValidationError as error:
-                log.warning("the claim of replica %s is dropped: %r: %s", replica, claim, error)
+    def take_over(self) -> Claims:
+        """See `ClaimStore.take_over`. Older keys are removed."""
+        claims = _claims_in(self._newest())
+        self._put(claims)
+        for fence in self._fences():
+            if fence < self._fence:
+                ray_store.remove(self._key(fence))
         return claims
 
     def write(self, claims: Claims) -> None:
         """See `ClaimStore.write`."""
+        self._put(claims)
         self.check_current()
-        ray_store.write(self._key, _CLAIMS.dump_json(claims))
-        # A newer one may have read the claims before that.
-        self.check_current()
+
+    def _newest(self) -> bytes:
+        """The claims under the highest fence."""
+        while fences := self._fences():
+            # Another scheduler may remove a key meanwhile, once it has written its own.
+            if (stored := ray_store.read(self._key(max(fences)))) is not None:
+                return stored
+        return b"{}"
+
+    def _fences(self) -> list[int]:
+        """The fences of all schedulers with a key."""
+        return [int(key.removeprefix(self._prefix)) for key in ray_store.keys(self._prefix)]
+
+    def _key(self, fence: int) -> str:
+        return f"{self._prefix}{fence}"
+
+    def _put(self, claims: Claims) -> None:
+        ray_store.write(self._key(self._fence), _CLAIMS.dump_json(claims))
+
+
+def _claims_in(stored: bytes) -> Claims:
+    """The claims that can be read."""
+    try:
+        found = _STORED.validate_json(stored)
+    except ValidationError as error:
+        log.warning("the claims of all replicas that start are dropped: %r: %s", stored, error)
+        return {}
+    claims = {}
+    for replica, claim in found.items():
+        try:
+            claims[ReplicaId(replica)] = _CLAIM.validate_python(claim)
+        except ValidationError as error:
+            log.warning("the claim of replica %s is dropped: %r: %s", replica, claim, error)
+    return claims

@@ -209,7 +209,9 @@ class NodeLedgers:
 
     def _restore(self) -> None:
         """Count the replicas that start with what the scheduler before has given them."""
-        self._claims = {replica: claim for replica, claim in self._store.read().items() if claim.pool in self._pools}
+        self._claims = {
+            replica: claim for replica, claim in self._store.take_over().items() if claim.pool in self._pools
+        }
         for replica, claim in self._claims.items():
             self._ledgers[claim.node] = self.on(claim.node).claim(replica, claim.size)
             self._homes[replica], self._claimed_at[replica] = SeatHome(claim.pool, claim.node), self._clock()

@@ -93,13 +93,13 @@ class FakeClaims:
         if self.replaced:
             raise Refused("a newer scheduler has begun", Cause.SUPERSEDED)
 
-    def read(self) -> Claims:
+    def take_over(self) -> Claims:
         return dict(self.kept)
 
     def write(self, claims: Claims) -> None:
-        self.check_current()
         if self.lost:
             raise ConnectionError("Ray's control service is away")
+        self.check_current()
         self.kept = dict(claims)
 
 
