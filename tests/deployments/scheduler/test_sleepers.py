@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from deployments.api.calls import MoveAccepted
+from deployments.scheduler.memory.dividing import REPEAT_S
 from deployments.scheduler.sleepers import PoolSleepers
 from migration.memory.tables import PoolState
 from policies.decision.observation import Status
@@ -156,6 +157,36 @@ async def test_no_division_orders_a_replica_that_loads_or_could_not_load(state: 
     pool.node.gather()
     await pool.node.divide(a=100)
     assert pool.node.ordered(A) == 100
+
+
+async def test_a_drop_that_keeps_failing_is_ordered_again_now_and_then_in_every_mode() -> None:
+    pool = Pool("a", "b")
+    assert await pool.sleepers.sleep(A) == MoveAccepted(A)
+    pool.states[A], pool.node.state, pool.node.cause = ReplicaState.ASLEEP, PoolState.ASLEEP, "a worker failed"
+    pool.node.gather()
+    ordered = pool.node.replicas[A].at
+    await pool.node.divide(acts=False)
+    repeated = pool.node.replicas[A].at
+    await pool.node.divide(acts=False)
+    assert pool.node.replicas[A].at == repeated > ordered and pool.node.replicas[A].ordered == ASLEEP
+    pool.node.time += REPEAT_S
+    await pool.node.divide(acts=False)
+    again = pool.node.replicas[A].at
+    assert again > repeated
+    pool.node.time += REPEAT_S
+    pool.node.follow(A)
+    await pool.node.divide(acts=False)
+    assert pool.node.replicas[A].at == again, "it is asleep now; why it did not wake before may stay its cause"
+
+
+async def test_a_size_by_hand_that_failed_is_ordered_again_and_stays_by_hand() -> None:
+    node = Node("a", "b")
+    await node.order(A, 100)
+    node.cause = "the machine does not take it"
+    node.gather()
+    at = node.replicas[A].at
+    await node.divide()
+    assert node.replicas[A].at > at and node.replicas[A].by_hand and node.ordered(A) == 100
 
 
 async def test_what_a_sleeper_was_measured_to_hold_counts() -> None:

@@ -129,9 +129,9 @@ class Node:
     def ordered(self, name: ReplicaId) -> int | None:
         return self.replicas[name].ordered.blocks
 
-    async def divide(self, **blocks: int) -> None:
+    async def divide(self, acts: bool = True, **blocks: int) -> None:
         """A division, with all orders carried out that follow."""
-        self.acts = True
+        self.acts = acts
         self.nodes.division.follow(
             {"n": tuple(SeatSize(ReplicaId(r), Blocks(b), Bytes(b * MIB)) for r, b in blocks.items())}
         )
