@@ -444,12 +444,12 @@ class Loss:
 class Prospects:
     """The prospects of a request without a replica.
 
-    `wake_s` is the predicted time until a sleeping replica takes it, in seconds; None: none sleeps. `futile` is the
-    reason why the request would wait in vain; None: it may be served.
+    `wake_s` is the predicted time until a sleeping replica takes it, in seconds; None: none sleeps. `obstacle` is the
+    reason why none takes it for now, if that is known.
     """
 
     wake_s: float | None = None
-    futile: str | None = None
+    obstacle: str | None = None
 
 
 class Listener(Protocol):

@@ -288,13 +288,12 @@ class ReaderRun:
     async def _pause(self) -> None:
         """Wait before the next attempt. Raises NotServed if there is no time for one."""
         pause_s, prospects = self._patience.pause_s(), self._world.hosts.prospects
-        if prospects.futile is not None:
-            raise NotServed(Loss(LossKind.UNAVAILABLE, prospects.futile))
         if prospects.wake_s is not None:
             pause_s = min(pause_s, _WAKE_LOOK_S)
         if pause_s <= 0:
-            why = f": {self._why}" if self._why else ""
-            raise NotServed(Loss(LossKind.UNAVAILABLE, f"no replica is available{why}", prospects.wake_s))
+            why = prospects.obstacle or self._why
+            text = "no replica is available" + (f": {why}" if why else "")
+            raise NotServed(Loss(LossKind.UNAVAILABLE, text, prospects.wake_s))
         if await self._world.hosts.changed(pause_s):
             self._patience.shorten()
 

@@ -82,7 +82,7 @@ class Placer:
         """The prospects of requests for which there was no replica."""
         running = self._membership.running
         if self._scheduler_down and running and not self.awake(running):
-            return Prospects(futile="the model sleeps, and nothing wakes it while the scheduler is away")
+            return Prospects(self._wake_s, "the model sleeps, and the scheduler, which wakes it, does not answer")
         return Prospects(self._wake_s)
 
     def describe(self, request: RequestId, content: PromptContent) -> None:
