@@ -107,9 +107,12 @@ class Parameters:
             for layer in self._dropped:
                 get_layerwise_info(layer).reset()
                 self._drop(layer)
-            _trim()
             raise
-        self._dropped.clear()
+        else:
+            self._dropped.clear()
+        finally:
+            # Of copies that the load has made on its way.
+            _trim()
 
     def _drop(self, layer: nn.Module) -> None:
         """Have a layer wait for its weights."""

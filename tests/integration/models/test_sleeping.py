@@ -70,18 +70,22 @@ async def test_an_engine_that_slept_answers_as_before_and_its_memory_was_the_mac
         want, size = await answers(pair, "before"), orders.memory.size
         parameters = orders.memory.model.parameters
         assert parameters == pytest.approx(340e6, rel=0.01)
-        awake, asleep = resident(pair), list[int]()
+        awake, asleep, woken = resident(pair), list[int](), list[int]()
         for number in range(SWITCHES):
             await orders.obey(ASLEEP)
             assert orders.resizer.state is PoolState.ASLEEP and orders.resizer.report.held == ASLEEP
             asleep.append(resident(pair))
             assert pair.engine.mirror.exact and not pair.engine.mirror.hbm.blocks
             await orders.order(size)
+            woken.append(resident(pair))
             got = await answers(pair, f"behind {number}")
             assert got == want
         assert awake - asleep[0] >= 0.8 * parameters, (awake, asleep)
         # A tenth of the parameters in all switches: less than any one that stayed.
         assert max(asleep[1:]) - asleep[0] < 0.1 * parameters, asleep
+        # The parameters come alone: copies that a load makes on its way are the machine's again.
+        assert max(woken) <= awake, (awake, woken)
+        print("resident MiB awake, asleep, woken", awake >> 20, [n >> 20 for n in asleep], [n >> 20 for n in woken])
         assert orders.memory.model.asleep >= asleep[-1]
         await has_woken(pair, orders)
 
