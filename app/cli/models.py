@@ -1,7 +1,7 @@
 """`mell models`: a row for each model, with its replicas, requests and memory. Everything but `models` is pure."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.endpoint import MellEndpoint
+from app.cli.formatting import age
 from app.cli.status import staleness
 from app.cli.terminal import Terminal
 from app.client.documents import ReplicaDocument, SeatDocument, StateDocument, requests_on
@@ -100,7 +101,7 @@ def _row(model: str | None, names: tuple[str, ...], state: StateDocument) -> Mod
         running=len(phases) - waiting,
         waiting=waiting,
         memory=_memory(replicas, seats, sum(node.budget_mib for node in state.nodes)) if state.nodes else None,
-        notes=tuple(_notes(states, replicas, seats, state.mode)),
+        notes=tuple(_notes(states, replicas, seats, state)),
     )
 
 
@@ -117,10 +118,13 @@ def _memory(replicas: Iterable[ReplicaDocument], seats: Iterable[SeatDocument], 
 
 
 def _notes(
-    states: list[str], replicas: Iterable[ReplicaDocument], seats: Iterable[SeatDocument], mode: str
+    states: list[str], replicas: Collection[ReplicaDocument], seats: Iterable[SeatDocument], state: StateDocument
 ) -> Iterator[str]:
     if ReplicaState.ASLEEP in states and not any(each in (*_AWAKE, *_STARTING) for each in states):
-        yield "asleep: a request wakes it" if mode == "act" else f"asleep: in the mode {mode}, only mell wake wakes it"
+        since = [r.memory.asleep_at for r in replicas if r.memory is not None and r.memory.asleep_at is not None]
+        asleep = f"asleep for {age(state.as_of - max(since))}" if since else "asleep"
+        wakes = "a request wakes it" if state.mode == "act" else f"in the mode {state.mode}, only mell wake wakes it"
+        yield f"{asleep}: {wakes}"
     for replica in replicas:
         if replica.memory is not None and replica.memory.cause is not None:
             yield f"{replica.id}: {replica.memory.cause}"

@@ -46,7 +46,7 @@ def render_status(url: str, state: StateDocument, records: Records, now: float) 
     """The whole output. `now` is in seconds since 1970."""
     return Group(
         *header(url, state, now),
-        replica_table(state.replicas),
+        replica_table(state.replicas, state.as_of),
         *device_tables(state, headed=True),
         Text(),
         totals(state),
@@ -174,8 +174,8 @@ def prefills_line(prefills: PrefillsDocument) -> Text:
     return Text(f"{head}{share}: {why.get(prefills.reason, prefills.reason)}")
 
 
-def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
-    """One row per replica."""
+def replica_table(replicas: Sequence[ReplicaDocument], as_of: float) -> Table:
+    """One row per replica, with its state at `as_of`."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     for name in ("REPLICA", "STATE", "NODE"):
         table.add_column(name, no_wrap=True)
@@ -185,7 +185,7 @@ def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
     for replica in replicas:
         table.add_row(
             Text(replica.id),
-            styled_state(replica),
+            styled_state(replica, as_of),
             Text(replica.node[:8]),
             Bar((replica.used_tokens,), replica.capacity_tokens, usage_colour(replica.used_share)),
             Text(f"{replica.used_share:.0%}"),
@@ -275,8 +275,10 @@ def _holding(holder: str, seats: Sequence[SeatDocument]) -> str:
     return f"{holder} {sum(seat.mib for seat in seats):,}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def styled_state(replica: ReplicaDocument) -> Text:
+def styled_state(replica: ReplicaDocument, as_of: float) -> Text:
     """A replica's state in its colour, with its role if it has one, and its model if there are several.
+
+    Behind ASLEEP: for how long it has been at `as_of`.
 
     In brackets: the role that an operator has set.
     """
@@ -285,7 +287,9 @@ def styled_state(replica: ReplicaDocument) -> Text:
     if replica.role_by_hand is not None:
         role += f" [{replica.role_by_hand}]"
     model = "" if replica.model is None else f" {replica.model}"
-    return Text.assemble((replica.state, style), role, (model, "bold"))
+    since = None if replica.state != ReplicaState.ASLEEP or replica.memory is None else replica.memory.asleep_at
+    asleep = "" if since is None else f" {age(as_of - since)}"
+    return Text.assemble((replica.state, style), asleep, role, (model, "bold"))
 
 
 def totals(state: StateDocument) -> Text:

@@ -134,7 +134,7 @@ def render_top(url: str, view: TopView, now_s: float, now: float, height: int) -
         *head,
         render_rates(view.rates),
         silence,
-        _replica_table(state.replicas),
+        _replica_table(state.replicas, state.as_of),
         *devices,
         totals(state),
         *class_totals(state),
@@ -157,7 +157,7 @@ def _silence(silent_s: float, error: str | None) -> Text:
     return Text(f"no answer for {silent_s:.0f} s{': ' if error else ''}{error or ''}", "bold red")
 
 
-def _replica_table(replicas: tuple[ReplicaDocument, ...]) -> Table:
+def _replica_table(replicas: tuple[ReplicaDocument, ...], as_of: float) -> Table:
     """One row per replica; its bar shows its requests by their tokens in the KV cache, largest first."""
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for ratio in (None, None, 1, None, None, None):
@@ -167,7 +167,7 @@ def _replica_table(replicas: tuple[ReplicaDocument, ...]) -> Table:
         waiting = f" +{replica.waiting}" if replica.waiting else ""
         table.add_row(
             Text(replica.id),
-            styled_state(replica),
+            styled_state(replica, as_of),
             Bar(sizes, replica.capacity_tokens),
             Text(f"{replica.used_share:.0%}", usage_colour(replica.used_share)),
             Text(f"{count(replica.used_tokens)}/{count(replica.capacity_tokens)}"),

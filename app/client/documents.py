@@ -46,7 +46,10 @@ class PairDocument:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDocument:
-    """The elastic KV pool of a replica, in blocks, and the memory that the replica may have."""
+    """The elastic KV pool of a replica, in blocks, and the memory that the replica may have.
+
+    The replica fell asleep at `asleep_at`, in seconds since 1970; None while it is awake.
+    """
 
     state: str
     blocks: int
@@ -57,6 +60,7 @@ class MemoryDocument:
     parameters_mib: int
     kv_mib: int
     rest_mib: int
+    asleep_at: float | None = None
     cause: str | None = None
     pair: PairDocument | None = None
 
@@ -440,6 +444,7 @@ def _memory(item: Mapping[str, Any]) -> MemoryDocument:
         parameters_mib=int(item["parameters_mib"]),
         kv_mib=int(item["kv_mib"]),
         rest_mib=int(item["rest_mib"]),
+        asleep_at=item.get("asleep_at"),
         cause=item.get("cause"),
         pair=_pair(item.get("pair")),
     )

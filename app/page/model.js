@@ -63,8 +63,9 @@ export class Model {
 
   #replicas(data) {
     for (const id of data.left ?? []) this.replicas.delete(id);
-    for (const [id, state, node, capacity, preemptions, role, byHand, model] of data.replicas) {
-      this.replicas.set(id, { id, state, node, capacity, preemptions, role, byHand, model, used: 0, requests: [] });
+    for (const [id, state, node, capacity, preemptions, role, byHand, model, asleepAt] of data.replicas) {
+      const facts = { id, state, node, capacity, preemptions, role, byHand, model, asleepAt };
+      this.replicas.set(id, { ...facts, used: 0, requests: [] });
     }
     if (data.used.length !== this.replicas.size) throw new OutOfStep("replicas");
     if (data.replicas.length || data.left?.length) this.#shareNames();

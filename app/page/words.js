@@ -26,10 +26,12 @@ export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB")
 // Serve's ids are long and differ at their ends.
 export const short = (id, length = 10) => (id.length <= length ? id : `…${id.slice(1 - length)}`);
 
+const sinceWhen = (state, asleepAt) => (state === "ASLEEP" && asleepAt ? ` since ${clock(asleepAt)}` : "");
+
 // Without disaggregation every replica prefills and decodes. In brackets: the role that an operator has set. At the end,
 // the model, if there are several.
-export const stateAndRole = ({ state, role, byHand, model }) =>
-  state.toLowerCase() + (role === "both" ? "" : `, ${role}`) + (byHand ? ` [${byHand}]` : "") + (model ? `, ${model}` : "");
+export const stateAndRole = ({ state, asleepAt, role, byHand, model }) =>
+  state.toLowerCase() + sinceWhen(state, asleepAt) + (role === "both" ? "" : `, ${role}`) + (byHand ? ` [${byHand}]` : "") + (model ? `, ${model}` : "");
 
 export function text(element, value) {
   if (element.textContent !== value) element.textContent = value;

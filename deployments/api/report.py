@@ -55,7 +55,8 @@ class ElasticMemory:
 
     `declared` blocks are the most that it can have, and `start` those of its start. `state` is that of
     `migration.memory.tables`; `cause` is the reason why the replica does not have the plan that it was ordered to,
-    `sleepless` the reason why it cannot fall asleep, and `unpairable` why it cannot be in a `pair`.
+    `sleepless` the reason why it cannot fall asleep, and `unpairable` why it cannot be in a `pair`. It fell asleep at
+    `asleep_at`, in seconds since 1970; None while it is awake.
     """
 
     report: MemoryReport
@@ -69,6 +70,7 @@ class ElasticMemory:
     sleepless: str | None = None
     unpairable: str | None = None
     pair: PairReport | None = None
+    asleep_at: float | None = None
 
     @property
     def is_paired(self) -> bool:
@@ -103,6 +105,7 @@ class ElasticMemory:
             "used_blocks": self.used,
             **{f"{kind}_mib": size >> 20 for kind, size in self.parts.items()},
             "by_hand": self.report.by_hand,
+            "asleep_at": self.asleep_at,
             "cause": self.cause,
             "pair": None if self.pair is None else self.pair.to_json(),
         }

@@ -109,6 +109,8 @@ class KvPool:
         self._id = id
         self._memory = memory
         self._resizer = None if memory is None else Resizer(id, memory, time.monotonic, requests, at)
+        self._epoch = time.time() - time.monotonic()
+        """The zero of the resizer's clock, in seconds since 1970."""
 
     @property
     def resizer(self) -> Resizer | None:
@@ -158,6 +160,7 @@ class KvPool:
             memory.sleepless,
             unpairable,
             pair,
+            None if resizer.asleep_at is None else self._epoch + resizer.asleep_at,
         )
 
     def metrics(self, fence: int, pool: PoolId) -> tuple[Family, ...]:

@@ -187,6 +187,8 @@ class Resizer:
         self._failed_loads = 0
         self._reserved = False
         self._lent: Blocks | None = None
+        self.asleep_at: float | None = None
+        """The time by `clock` when it fell asleep; None once it has woken."""
         self.cause: str | None = None
         """The reason why the replica does not have the plan that it was ordered to, or did not wake; else None."""
         self.counts = ResizeCounts()
@@ -307,9 +309,11 @@ class Resizer:
                 self._count(failed_shrinks=is_shrink, failed_growths=not is_shrink)
             case PoolCommand.NOTE_ASLEEP:
                 self._hold(ASLEEP)
+                # One that could not wake drops what it has loaded, and has not been awake.
+                self.asleep_at = self._clock() if self.asleep_at is None else self.asleep_at
             case PoolCommand.NOTE_AWAKE:
                 self._hold(self._replica.ordered)
-                self._failed_loads = 0
+                self._failed_loads, self.asleep_at = 0, None
                 took_s = self._clock() - self._ordered_at
                 self.wakes = replace(self.wakes, done=self.wakes.done + 1, seconds=self.wakes.seconds + took_s)
             case PoolCommand.NOTE_NOT_LOADED:

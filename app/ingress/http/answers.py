@@ -127,6 +127,9 @@ class MemoryState(Described):
     kv_mib: int = Field(description="The memory of `held_blocks`.")
     rest_mib: int = Field(description="The most that its processes were seen to hold beside parameters and KV.")
     by_hand: bool = Field(description="An operator has ordered its size; divisions leave it.")
+    asleep_at: float | None = Field(
+        description="When it fell asleep, in seconds since the epoch; `null` while it is awake."
+    )
     cause: str | None = Field(description="The reason why it holds more than it was ordered to.")
     pair: PairHalf | None = Field(description="The pair that it is in, or was in last; `null` without one.")
 

@@ -101,7 +101,7 @@ class PageState:
         return {} if self._devices == before else {"devices": self._devices}
 
     def _update_replicas(self, replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        rows = {r["id"]: [r.get(name) for name in _OF_REPLICA] for r in replicas}
+        rows = {r["id"]: [*map(r.get, _OF_REPLICA), (r.get("memory") or {}).get("asleep_at")] for r in replicas}
         left = [id for id in self._replicas if id not in rows]
         for id in left:
             del self._replicas[id], self._used[id], self._caches[id]

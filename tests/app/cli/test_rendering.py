@@ -364,6 +364,17 @@ def test_a_model_that_does_not_serve_has_the_reason(mode: str, note: str) -> Non
     ]
 
 
+def test_how_long_a_replica_has_been_asleep_is_shown() -> None:
+    longer, shorter, falling = (
+        replica(id, state=ReplicaState.ASLEEP, memory=elastic(id, None, asleep_at=at))
+        for id, at in (("a", NOW - 600), ("b", NOW - 90), ("c", None))
+    )
+    asleep = state(longer, shorter, falling, devices=[node()], names=["m"], mode="act")
+    assert shown_models(asleep)[-1] == "m: asleep for 90 s: a request wakes it"
+    rows = [line.split("4f0b45ba")[0].split() for line in status(asleep).splitlines() if line[:2] in ("a ", "b ", "c ")]
+    assert [" ".join(row) for row in rows] == ["a ASLEEP 10 min", "b ASLEEP 90 s", "c ASLEEP"]
+
+
 def test_models_of_an_old_state_come_with_its_age() -> None:
     assert shown_models(BUSY, NOW + 9)[0].startswith("as of 9 s ago")
 

@@ -1,5 +1,6 @@
 """Sample documents of an endpoint, made by the application's own classes."""
 
+from dataclasses import replace
 from typing import Any
 
 from deployments.api.report import ElasticMemory, Gauges, replica_json
@@ -48,14 +49,17 @@ def replica(
     return replica_json(load, Gauges((1, 2, 3), memory=memory), role, by_hand)
 
 
-def elastic(id: str, blocks: int | None, used: int = 0, by_hand: bool = False) -> ElasticMemory:
+def elastic(
+    id: str, blocks: int | None, used: int = 0, by_hand: bool = False, asleep_at: float | None = None
+) -> ElasticMemory:
     """The elastic KV pool of a replica of a model with 2,048 MiB of parameters; without `blocks`, it sleeps."""
     plan = ASLEEP if blocks is None else MemoryPlan(Blocks(blocks))
     parameters, fixed, asleep, block = (Bytes(size << 20) for size in (2048, 620, 310, 2))
     model = ModelMemory(parameters, fixed, asleep, block, Blocks(32))
     report = MemoryReport(ReplicaId(id), OrderNumber(1), plan, plan, by_hand)
     state, size = "asleep" if blocks is None else "settled", Blocks(blocks or 0)
-    return ElasticMemory(report, model, Blocks(3074), Blocks(1000), size, Blocks(used), state)
+    pool = ElasticMemory(report, model, Blocks(3074), Blocks(1000), size, Blocks(used), state)
+    return replace(pool, asleep_at=asleep_at)
 
 
 def seat(id: str, by: str, held_mib: int, why: str, model: str | None = None) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The state of a replica by that of its memory."""
 
+import time
+
 import pytest
 
 from deployments.replica.elastic import KvPool
@@ -34,12 +36,31 @@ async def test_a_replica_that_cannot_load_takes_no_request_until_it_is_replaced(
     memory.unloadable = 3
     pool = KvPool(R, memory, requests, OrderNumber(0))
     assert pool._resizer is not None
-    states = []
+    states, times = [], []
     for number, plan in enumerate([ASLEEP, *[MemoryPlan(Blocks(8))] * 3], start=1):
         pool.obey(MemoryOrder(R, OrderNumber(1, number), plan), 5.0)
         await pool._resizer.settled()
         states.append(pool.state(is_empty=True))
+        report = pool.report(1)
+        assert report is not None
+        times.append(report.asleep_at)
     assert states == [ReplicaState.ASLEEP] * 3 + [ReplicaState.DRAINING] and requests.given_up
+    assert times[0] is not None and times == [times[0]] * 4, "a failed wake is none"
+
+
+async def test_a_replica_reports_since_when_it_sleeps_until_it_has_woken() -> None:
+    pool = KvPool(R, FakePool(), NoRequests(), OrderNumber(0))
+    assert pool._resizer is not None
+    began, times = time.time(), []
+    for number, plan in enumerate([MemoryPlan(Blocks(8)), ASLEEP, MemoryPlan(Blocks(8)), ASLEEP], start=1):
+        pool.obey(MemoryOrder(R, OrderNumber(1, number), plan), 5.0)
+        await pool._resizer.settled()
+        report = pool.report(1)
+        assert report is not None
+        times.append(report.asleep_at)
+    awake, first, woken, second = times
+    assert awake is woken is None and first is not None and second is not None
+    assert began - 1 < first < second < time.time() + 1, "in seconds since 1970"
 
 
 async def test_a_pool_is_measured_once_it_rests() -> None:

@@ -12,6 +12,8 @@ from app.ingress.page.feed import MAX_PAGES, Feed
 from app.ingress.page.updates import PageSample, PageState
 from policies.model import Phase, ReplicaState
 from policies.plan import Reason
+from tests.app.client.sample import elastic, replica
+from tests.app.client.sample import state as document
 from tests.app.ingress.fakes import eventually
 from tests.app.page.synthetic import SyntheticCluster
 
@@ -297,3 +299,10 @@ async def test_the_number_of_pages_is_limited() -> None:
     full.append(feed.full)
     await close(*pages)
     assert full == [False, True, False]
+
+
+def test_a_page_has_the_time_when_a_replica_fell_asleep() -> None:
+    asleep = replica("a", state=ReplicaState.ASLEEP, memory=elastic("a", None, asleep_at=9.0))
+    page = PageState()
+    page.update(PageSample(document(asleep, replica("b")), [], list(NOTHING), 10.0))
+    assert {row[0]: row[8] for row in page.snapshot()["replicas"]} == {"a": 9.0, "b": None}
