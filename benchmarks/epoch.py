@@ -4,6 +4,9 @@ A synthetic cluster in a steady state: on average 20 requests on each of N repli
 one request in 20 arrives, ends or grows into another class. Only `decide_pool` is timed, which takes the observation,
 decides, and compares the outcome with the beginning; moves take no time. Times are processor time: other processes on
 the machine count only by their effect on its caches.
+
+With `--pools P` there are P pools of N replicas each instead, whose number stays. Each node has N replicas of different
+pools, which share its memory: in every epoch it is divided, and all replicas report new sizes. `decide` is timed.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,11 +23,24 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.load import percentile
 from policies.cluster.changes import Arrival
-from policies.decision.deciding import decide_pool
+from policies.cluster.cluster import Cluster
+from policies.decision.deciding import SchedulerMemory, decide, decide_pool
 from policies.decision.limits import Limits, Terms, as_given
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import Pool, PoolReport, Resident, Status
-from policies.model import SOLE_POOL, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.decision.observation import Device, DeviceSeat, Observation, Pool, PoolReport, Resident, Status
+from policies.memory.plan import ModelMemory
+from policies.model import (
+    SOLE_POOL,
+    Blocks,
+    Bytes,
+    Phase,
+    PoolId,
+    ReplicaId,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
 from policies.plan import Plan
 
 CAPACITY = Tokens(40_000)
@@ -38,9 +54,10 @@ SETTLING = 30
 
 @dataclass(frozen=True, slots=True)
 class DecisionSpeed:
-    """Milliseconds of processor time per epoch, and the cluster's size at the end of the run."""
+    """Milliseconds of processor time per epoch, and the size of the cluster, of all pools, at the end of the run."""
 
     policy: str
+    pools: int
     replicas: int
     requests: int
     epochs: int
@@ -114,13 +131,24 @@ TERMS = Terms(
 
 
 class SyntheticReports:
-    """Reports of replicas that carry plans out at once."""
+    """Reports of replicas that carry plans out at once.
 
-    def __init__(self) -> None:
+    Without `names` the plans open and close them; with names, there are these.
+    """
+
+    def __init__(self, pool: PoolId = SOLE_POOL, names: Collection[ReplicaId] = ()) -> None:
+        count = len(names) or None
+        self._pool = Pool(pool, CAPACITY, min_replicas=count or 0, max_replicas=count)
+        self.resize(dict.fromkeys(names, CAPACITY))
         self._homes: dict[RequestId, ReplicaId | None] = {}
         self._changed: dict[RequestId, None] = {}
-        self._opened: list[Status] = []
         self._closed: tuple[ReplicaId, ...] = ()
+
+    def resize(self, capacities: Mapping[ReplicaId, Tokens]) -> None:
+        """Have replicas report these capacities next."""
+        self._opened = [
+            Status(name, ReplicaState.RUNNING, "", capacity, nominal=CAPACITY) for name, capacity in capacities.items()
+        ]
 
     def report(self, changes: LoadChanges) -> PoolReport:
         """The report of a second."""
@@ -129,10 +157,9 @@ class SyntheticReports:
         sizes = {**changes.sizes, **{arrival.id: arrival.tokens for arrival in changes.arrived}}
         new = dict.fromkeys(arrival.id for arrival in changes.arrived)
         residents = tuple(self._resident(request, sizes[request]) for request in (*self._changed, *new))
-        pool = Pool(SOLE_POOL, capacity=CAPACITY, max_replicas=None)
         opened = tuple(self._opened)
         self._changed, self._opened = {}, []
-        return PoolReport(pool, opened, self._closed, residents, tuple(changes.departed), changes.sizes)
+        return PoolReport(self._pool, opened, self._closed, residents, tuple(changes.departed), changes.sizes)
 
     def carry_out(self, plan: Plan) -> None:
         """Apply the plan to the cluster."""
@@ -164,12 +191,57 @@ def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> DecisionSpe
             times.append((time.process_time() - began) * 1e3)
             moves += len(plan.moves)
         reports.carry_out(plan)
+    return _speed(spec, (cluster,), moves, times)
+
+
+MODEL = ModelMemory(Bytes(0), Bytes(0), Bytes(0), Bytes(1 << 20), Blocks(400))
+"""A block of 1 MiB; what a division does depends on blocks alone."""
+
+
+def measure_pools(spec: str, count: int, replicas: int, epochs: int) -> DecisionSpeed:
+    """Run one policy on `count` pools of `replicas` replicas each, whose nodes have `replicas` of them each.
+
+    Requests fill three quarters of the nominal capacity, and a node has memory for that of all its replicas.
+    """
+    memory = SchedulerMemory(replace(TERMS, policy=spec))
+    pools = {PoolId(f"p{p}"): [ReplicaId(f"p{p}-{number}") for number in range(replicas)] for p in range(count)}
+    loads = [SyntheticLoad(replicas * PER_REPLICA * 3 // 4, seed) for seed in range(count)]
+    reports = [SyntheticReports(pool, names) for pool, names in pools.items()]
+    everybody = [name for names in zip(*pools.values(), strict=True) for name in names]
+    blocks = dict.fromkeys(everybody, Blocks(CAPACITY // BLOCK))
+    times, moves = [], 0
+    for epoch in tqdm(range(SETTLING + epochs), desc=f"{spec}, {count} pools of {replicas}", leave=False):
+        nodes = [everybody[first : first + replicas] for first in range(0, len(everybody), replicas)]
+        devices = tuple(_device(str(number), names, blocks) for number, names in enumerate(nodes))
+        seen = tuple(each.report(load.epoch()) for each, load in zip(reports, loads, strict=True))
+        began = time.process_time()
+        plans = decide(memory, Observation(float(epoch), seen, devices))
+        took = time.process_time() - began
+        blocks |= {size.replica: size.blocks for sizes in memory.division.newest.values() for size in sizes}
+        for each, (pool, names) in zip(reports, pools.items(), strict=True):
+            (plan,) = plans[pool]
+            each.carry_out(plan)
+            each.resize({name: Tokens(blocks[name] * BLOCK) for name in names})
+            moves += len(plan.moves) if epoch >= SETTLING else 0
+        if epoch >= SETTLING:
+            times.append(took * 1e3)
+    return _speed(spec, [memory.pool(pool).cluster for pool in pools], moves, times)
+
+
+def _device(id: str, names: Sequence[ReplicaId], blocks: Mapping[ReplicaId, Blocks]) -> Device:
+    nominal = Blocks(CAPACITY // BLOCK)
+    seats = (DeviceSeat(name, 1.0, MODEL, BLOCK, Blocks(3 * nominal), blocks[name]) for name in names)
+    return Device(id, Bytes(len(names) * nominal * MODEL.block), tuple(seats))
+
+
+def _speed(spec: str, clusters: Sequence[Cluster], moves: int, times: Sequence[float]) -> DecisionSpeed:
     return DecisionSpeed(
         policy=spec,
-        replicas=len(cluster.replicas),
-        requests=len(cluster.requests),
-        epochs=epochs,
-        moves_per_epoch=moves / epochs,
+        pools=len(clusters),
+        replicas=sum(len(cluster.replicas) for cluster in clusters),
+        requests=sum(len(cluster.requests) for cluster in clusters),
+        epochs=len(times),
+        moves_per_epoch=moves / len(times),
         p50_ms=statistics.median(times),
         p99_ms=percentile(times, 0.99),
         worst_ms=max(times),
@@ -188,13 +260,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print a table, and write the figures to --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description="Speed of one epoch's decision.")
     add_options(parser, [10, 100, 1000, 10_000], 200)
+    parser.add_argument("--pools", type=int, help="pools of --replicas each, which share the memory of nodes")
     options = parser.parse_args(argv)
     gc.freeze()
-    speeds = [measure(spec, n, options.epochs) for spec in options.policy or ["pack"] for n in options.replicas]
-    print(f"{'policy':24}{'replicas':>9}{'requests':>10}{'moves':>8}{'p50 ms':>9}{'p99 ms':>9}{'worst':>9}")
+    speeds = [
+        measure(spec, n, options.epochs)
+        if options.pools is None
+        else measure_pools(spec, options.pools, n, options.epochs)
+        for spec in options.policy or ["pack"]
+        for n in options.replicas
+    ]
+    print(f"{'policy':24}{'pools':>6}{'replicas':>9}{'requests':>10}{'moves':>8}{'p50 ms':>9}{'p99 ms':>9}{'worst':>9}")
     for s in speeds:
         print(
-            f"{s.policy:24}{s.replicas:9}{s.requests:10}{s.moves_per_epoch:8.1f}"
+            f"{s.policy:24}{s.pools:6}{s.replicas:9}{s.requests:10}{s.moves_per_epoch:8.1f}"
             f"{s.p50_ms:9.2f}{s.p99_ms:9.2f}{s.worst_ms:9.2f}"
         )
     if options.json:

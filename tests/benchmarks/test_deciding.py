@@ -27,6 +27,12 @@ def test_planner_runs_with_prompts_that_share_blocks(tmp_path: Path) -> None:
     assert speed["requests"] > 100 and speed["place_p50_ms"] > 0
 
 
+def test_pools_share_the_memory_of_nodes() -> None:
+    speed = epoch.measure_pools("pack", 3, 4, epochs=8)
+    assert (speed.pools, speed.replicas, speed.epochs) == (3, 12, 8)
+    assert speed.requests == 3 * 60 and speed.moves_per_epoch > 0 and speed.p50_ms > 0
+
+
 def test_bare_epochs_time_every_part() -> None:
     times = floor.measure(replicas=10, epochs=5)
     assert {name: len(found) for name, found in times.items()} == {"out": 5, "sizes": 5, "sizes, numpy": 5, "in": 5}
