@@ -57,9 +57,9 @@ class MemoryOrders:
     # --- for operators --------------------------------------------------------------------------------
 
     async def set_blocks(self, replica: ReplicaId, blocks: int | None) -> MoveAnswer:
-        """Order the size of a replica's KV pool, which it keeps; None: divisions size it, or it gets that of its start.
+        """Order the size of a replica's KV pool, which it keeps; None: divisions size it.
 
-        The latter if the mode is not `act`.
+        If the mode is not `act`, it then gets the size of its start, or the nearest one that it can have now.
         """
         found = self._ledgers.find(replica)
         if found is None:
@@ -67,20 +67,25 @@ class MemoryOrders:
         memory = found.memory
         if not memory.report.ordered.is_awake:
             return MoveRejected(HTTPStatus.CONFLICT, f"replica {replica} is asleep: wake it first")
-        as_divided = memory.report.ordered.blocks if self._acts() else memory.start
-        wanted = Blocks((as_divided or memory.start) if blocks is None else blocks)
-        if refusal := _out_of_bounds(memory, wanted):
-            return MoveRejected(422, refusal)
         if not self._ledgers.is_known:
             return MoveRejected(503, f"{UNKNOWN}; try again")
         ledger = self._ledgers.on(found.node)
         seat, kept = ledger.seat(replica), self._starting.reserved(found.node, ledger)
+        wanted = self._undivided(memory, _most(ledger.room, kept, seat)) if blocks is None else Blocks(blocks)
+        if refusal := _out_of_bounds(memory, wanted):
+            return MoveRejected(422, refusal)
         plan = MemoryPlan(wanted, memory.report.ordered.remote)
         is_kept_free = 0 < memory.model.need(plan) - seat.bound > ledger.room - kept
         order = None if is_kept_free else self._ledgers.order(replica, plan, by_hand=blocks is not None)
         if order is None:
             return MoveRejected(422, _over_budget(ledger.room, kept, seat, wanted))
         return await self._send_now(order)
+
+    def _undivided(self, memory: ElasticMemory, most: Blocks) -> Blocks:
+        """The size of a replica that is given back to divisions, until the next one; it can have `most` blocks now."""
+        ordered = memory.report.ordered.blocks
+        assert ordered is not None, "it is awake"
+        return ordered if self._acts() else Blocks(max(memory.least, min(memory.start, most)))
 
     # --- sleep ----------------------------------------------------------------------------------------
 
@@ -162,11 +167,15 @@ def _out_of_bounds(memory: ElasticMemory, wanted: Blocks) -> str | None:
     return None
 
 
-def _over_budget(room: int, kept: int, seat: Seat, wanted: Blocks) -> str:
-    """The reason why the replica cannot have the wanted blocks now: of `room` bytes, `kept` are for others."""
+def _most(room: int, kept: int, seat: Seat) -> Blocks:
+    """The most blocks that the replica can have now: of `room` bytes, `kept` are for others."""
     remote = 0 if seat.reported is None else seat.reported.ordered.remote
     most = min(seat.declared.blocks or 0, seat.model.blocks_in(max(0, room - kept) + seat.bound, remote))
+    return Blocks(max(seat.model.floor, most))
+
+
+def _over_budget(room: int, kept: int, seat: Seat, wanted: Blocks) -> str:
+    """The reason why the replica cannot have the wanted blocks now: of `room` bytes, `kept` are for others."""
     starts = f", {mib_of(kept)} MiB are kept for replicas that start" if kept else ""
     free = f"{mib_of(max(0, room))} MiB are free{starts}"
-    least = max(seat.model.floor, most)
-    return f"{wanted} blocks exceed memory.budget_mib: {free}, so the replica can have {least} blocks"
+    return f"{wanted} blocks exceed memory.budget_mib: {free}, so the replica can have {_most(room, kept, seat)} blocks"

@@ -189,6 +189,19 @@ async def test_without_divisions_the_size_of_the_start_is_ordered_again() -> Non
     assert node.ordered(A) == 300 and not node.replicas[A].by_hand
 
 
+@pytest.mark.parametrize(("other", "left"), [(400, 200), (540, 60)], ids=["less than at the start", "what it has"])
+async def test_without_divisions_a_replica_gets_what_others_have_left_of_the_size_of_its_start(
+    other: int, left: int
+) -> None:
+    node = Node("a", "b")
+    await node.order(A, 60)
+    node.follow(A)
+    await node.order(B, other)
+    node.follow(B)
+    assert await node.order(A, None) == MoveAccepted("a")
+    assert node.ordered(A) == left and not node.replicas[A].by_hand
+
+
 async def test_a_size_by_hand_stays_until_the_replica_is_given_back_to_the_division() -> None:
     node = Node("a", "b", pools={B: TWO})
     await node.order(A, 60)
