@@ -59,11 +59,12 @@ WOKEN = 8
 class House:
     """Implements `RemoteReplicas[ControlApi]`: `awake` and `asleep` replicas on a node, and their scheduler.
 
-    Awake, each needs 250 of 400 MiB at least. What falls asleep gives its memory back by its next report, what wakes
-    loads for one report. A request is served for `served` epochs. The first model has a minimum of `least`.
+    Awake, each needs 250 MiB of the `budget` at least. What falls asleep gives its memory back by its next report, what
+    wakes loads for one report. A request is served for `served` epochs. The first model has a minimum of `least`.
     """
 
-    def __init__(self, awake: str, asleep: str, mode: Mode, least: int) -> None:
+    def __init__(self, awake: str, asleep: str, mode: Mode, least: int, budget: int) -> None:
+        self.budget = budget
         plans = dict.fromkeys(awake, MemoryPlan(Blocks(150))) | dict.fromkeys(asleep, ASLEEP)
         self.memory = {
             ReplicaId(name): ReplicaMemory(ReplicaId(name), OrderNumber(1), plan, plan) for name, plan in plans.items()
@@ -79,7 +80,7 @@ class House:
         self.answered: list[RequestId] = []
         self._reporting = Reporting()
         config = SchedulerConfig(
-            mode=mode, linger_s=600.0, foresight_s=0.0, memory=MemorySettings(budget_mib=BUDGET), bounds=(0, 1)
+            mode=mode, linger_s=600.0, foresight_s=0.0, memory=MemorySettings(budget_mib=budget), bounds=(0, 1)
         )
         self.scalers = {
             pool: ServeScaler("mell", pool, self, self._listing(pool), (fewest, 1), lambda seconds: None, now, now)
@@ -118,7 +119,7 @@ class House:
                 self.states[replica] = ReplicaState.WAKING
             after = replace(after, held=after.ordered)
         self.memory[replica] = after
-        assert sum(MODEL.need(each.held) for each in self.memory.values()) <= BUDGET * MIB
+        assert sum(MODEL.need(each.held) for each in self.memory.values()) <= self.budget * MIB
         return after.report
 
     def _present(self, replica: ReplicaId) -> Present:
@@ -192,8 +193,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., House]:
     monkeypatch.setattr(scaler, "read_wanted", lambda app, pool, generation: None)
     monkeypatch.setattr(scaler, "write_wanted", lambda app, pool, generation, wanted: None)
 
-    def made(awake: str = "a", asleep: str = "b", mode: Mode = Mode.ACT, least: int = 0) -> House:
-        return House(awake, asleep, mode, least)
+    def made(awake: str = "a", asleep: str = "b", mode: Mode = Mode.ACT, least: int = 0, budget: int = BUDGET) -> House:
+        return House(awake, asleep, mode, least, budget)
 
     return made
 
@@ -218,6 +219,22 @@ async def test_a_model_with_a_request_does_not_sleep_until_that_ends(make: Calla
     assert house.awake == {A} and not house.slept
     await house.epochs(20 + WOKEN)
     assert house.slept == [A] and house.awake == {B}
+
+
+async def test_a_model_with_a_request_in_every_epoch_leaves_the_floor_of_another_one_that_wakes(
+    make: Callable[..., House],
+) -> None:
+    """The pool of the one shrinks, and both serve."""
+    house = make(budget=520)
+    house.running[A], house.served = {RequestId("r"): 1000}, 1000
+    await house.epochs(3)
+    before = house.memory[A].held.blocks or 0
+    house.waiting[RequestId("q")] = TWO
+    await house.epochs(WOKEN)
+    assert house.running[B] and house.running[A] and not house.slept
+    assert (house.memory[A].held.blocks or 0) <= 70 < before, (
+        "of 520 MiB, the other one needs 250, and this one 200 + KV"
+    )
 
 
 @pytest.mark.parametrize(
