@@ -1,12 +1,10 @@
 """The memory of a vLLM engine, over the utility calls of its core (`migration.kv.executor`, `migration.kv.worker`)."""
 
 import asyncio
-import contextlib
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-import psutil
 
 from deployments.engine.vllm_messages import EngineDeadError
 from migration.memory.run import EngineEnded, Fitted
@@ -192,9 +190,23 @@ def measured(
 
 
 def resident(processes: Iterable[int]) -> Bytes:
-    """The resident memory of processes; those that have ended have none."""
-    found = 0
+    """The resident memory of a replica's processes; those that have ended have none.
+
+    Shared memory, such as staging slots, counts once: as much as the process has that touched most of it. The replica's
+    own process touches whole payloads for their checksums, and each worker its part.
+    """
+    own, shared = 0, 0
     for pid in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += psutil.Process(pid).memory_info().rss
-    return Bytes(found)
+        kinds = _resident_kinds(pid)
+        own += kinds.get("RssAnon", 0) + kinds.get("RssFile", 0)
+        shared = max(shared, kinds.get("RssShmem", 0))
+    return Bytes(own + shared)
+
+
+def _resident_kinds(pid: int) -> dict[str, int]:
+    """The bytes of a process by kind (proc(5), `/proc/pid/status`); empty once it has ended."""
+    try:
+        rows = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0].rstrip(":"): int(row[1]) << 10 for row in rows if row[0].startswith("Rss")}

@@ -1,7 +1,10 @@
 """The elastic pool of a vLLM engine, over calls to its core."""
 
 import asyncio
+import mmap
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +13,9 @@ import psutil
 import pytest
 
 from deployments.engine import arguments
-from deployments.engine.resizing import VllmMemory, measured
+from deployments.engine.resizing import VllmMemory, measured, resident
 from deployments.engine.vllm_messages import EngineDeadError
+from migration.kv.staging import HostSegment
 from migration.memory.run import EngineEnded, Fitted
 from migration.protocol.errors import TransferFailed
 from policies.memory.plan import MemoryPlan, ModelMemory
@@ -132,6 +136,40 @@ async def test_a_call_ends_with_the_core() -> None:
         await call
     with pytest.raises(EngineEnded):
         await memory(Core(EngineDeadError())).grow(Blocks(200))
+
+
+SHARED = 64 << 20
+TOUCHES = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 0)
+print("ready", flush=True)
+sys.stdin.readline()
+for at in range(0, len(mapped), mmap.PAGESIZE):
+    mapped[at] = 1
+print("touched", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_memory_that_two_processes_share_counts_once() -> None:
+    segment = HostSegment.create(SHARED)
+    command = [sys.executable, "-c", TOUCHES, segment.path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        both = os.getpid(), other.pid
+        before = resident(both)
+        view = segment.view(0, SHARED)
+        for at in range(0, SHARED, mmap.PAGESIZE):
+            view[at] = 1
+        view.release()
+        other.stdin.write("\n")
+        assert other.stdout.readline() == "touched\n"
+        assert SHARED <= resident(both) - before < 1.1 * SHARED
+        other.stdin.write("\n")
+    segment.close()
+    assert resident((other.pid,)) == 0, "it has ended"
 
 
 def test_memory_is_that_of_all_workers_and_processes() -> None:
