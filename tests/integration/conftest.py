@@ -18,6 +18,7 @@ from app.tinymodel import ensure_tiny_model
 from benchmarks.instruments.models import MODELS
 from deployments.processes.keeper import keep
 from tests.adapters import ADAPTERS, RANK, TARGETS, make_adapter
+from tests.counts import LONG
 from tests.integration import faults
 from tests.integration.application import Application
 from tests.integration.two_models import ensure_other_model
@@ -170,8 +171,11 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def application(stage: Stage) -> Iterator[Application]:
-    """Two replicas with real engines that stay as they are: requests move only by order. Without faults."""
-    shown = stage.show("real", _adapted(stage.lora_modules))
+    """Two replicas with real engines that stay as they are: requests move only by order. Without faults.
+
+    Adapters double the time that its engines take to start: it has them in a long run only.
+    """
+    shown = stage.show("real", _adapted(stage.lora_modules) if LONG else _real())
     faults.write(shown.faults, "collective")
     yield shown
     faults.write(shown.faults, "collective")
@@ -314,6 +318,7 @@ def _sharing() -> dict[str, Any]:
         for name, source in (("tiny", ensure_tiny_model()), ("other", ensure_other_model()))
     ]
     args["memory"] |= {"budget_mib": SHARED_MIB}
+    args["scheduler"]["foresight_s"] = 0.0  # it would wake a model that was put to sleep soon after requests
     return config
 
 

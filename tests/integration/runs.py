@@ -18,11 +18,10 @@ from deployments.processes.table import ProcessEntry, ProcessIdentity, command_l
 from tests.integration.conftest import ROOT
 
 WITHIN_S = 15.0
-LAUNCHER, SERVE_RUN, MELL_SERVE = "make serve", "serve run", "mell serve"
+LAUNCHER, SERVE_RUN = "make serve", "serve run"
 COMMANDS = {
     LAUNCHER: [sys.executable, "-m", "app.serve", "--with-parent"],
     SERVE_RUN: [str(Path(sys.executable).parent / "serve"), "run"],
-    MELL_SERVE: [sys.executable, "-P", "-m", "app.cli", "serve"],
 }
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's agents, which first report the death of their raylet: they give up after a minute if the GCS is dead, too."""

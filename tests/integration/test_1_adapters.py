@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from tests.adapters import ADAPTERS
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import MODEL, Answer, Application, Client, prompt
 from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved
 
+pytestmark = LONG_ONLY
+
 MODELS = (MODEL, *ADAPTERS)
-TOKENS = 300 if LONG else 100
+TOKENS = 300
 
 
 async def asked(client: Client, tokens: list[int], count: int) -> list[str]:
@@ -23,9 +25,7 @@ async def asked(client: Client, tokens: list[int], count: int) -> list[str]:
 BY_KV = row("LoRA adapters").how is How.KV
 
 
-@pytest.mark.parametrize(
-    "path", ["kv", pytest.param("tokens", marks=pytest.mark.skipif(not LONG, reason="the next test has both paths"))]
-)
+@pytest.mark.parametrize("path", ["kv", "tokens"])
 async def test_a_request_moves_with_its_adapter(application: Application, path: str) -> None:
     """One prompt, three models: what one has brought to a replica must not serve another."""
     tokens = prompt(400, f"adapters/{path}")

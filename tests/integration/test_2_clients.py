@@ -15,9 +15,12 @@ from pydantic_ai import Agent, ModelRetry, RunContext, Tool, ToolDefinition, Too
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIChatModelSettings
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from tests.counts import LONG_ONLY
 from tests.differential.forced import FORCED
 from tests.integration.application import MODEL, Application, eventually
 from tests.integration.asking import two_run
+
+pytestmark = LONG_ONLY
 
 ASKED: Any = [{"role": "user", "content": "Where do blocks move?"}]
 GREEDY: Any = {"extra_body": {"temperature": 0}}

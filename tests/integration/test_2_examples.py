@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.counts import LONG_ONLY
 from tests.integration.application import Application
 from tests.integration.conftest import ROOT
 
@@ -23,7 +24,9 @@ def test_no_example_is_missing_here() -> None:
     assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted([*ARGUMENTS, *elsewhere])
 
 
-@pytest.mark.parametrize("example", ARGUMENTS)
+@pytest.mark.parametrize(
+    "example", [pytest.param(each, marks=() if each == "by_hand.py" else LONG_ONLY) for each in ARGUMENTS]
+)
 async def test_an_example(application: Application, example: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(ROOT / "examples" / example), "--url", application.url, *ARGUMENTS[example]),

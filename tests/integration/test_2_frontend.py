@@ -44,6 +44,7 @@ async def move_while(client: Client, asking: "asyncio.Task[Any]", label: str, ti
     return sum(outcome["outcome"] == "committed" for outcome in outcomes)
 
 
+@counts.LONG_ONLY
 async def test_a_stop_string_ends_a_request_that_has_moved(application: Application) -> None:
     async with application.client() as client:
         await two_run(client)
@@ -73,6 +74,7 @@ async def test_a_client_that_leaves_frees_its_blocks(application: Application) -
         await client.idle()
 
 
+@counts.LONG_ONLY
 async def test_private_members_of_a_client_reach_no_connector(application: Application) -> None:
     async with application.client() as client:
         body = {"prompt": prompt(5, "private"), "max_tokens": 9, **STEADY}
@@ -83,6 +85,7 @@ async def test_private_members_of_a_client_reach_no_connector(application: Appli
             assert response.status_code == 400 or response.json()["choices"] == plain["choices"]
 
 
+@counts.LONG_ONLY
 async def test_a_request_counts_once(application: Application) -> None:
     async with application.client() as client:
         await two_run(client)
@@ -152,6 +155,7 @@ async def test_a_replica_with_requests_keeps_its_cache_and_has_no_profiler(appli
         await client.idle()
 
 
+@counts.LONG_ONLY
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_errors_of_messages_are_anthropics(application: Application, path: str) -> None:
     async with application.client() as client:

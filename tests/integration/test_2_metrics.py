@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from prometheus_client import Metric
 
 from deployments.metrics.vllm import of_requests
+from tests.counts import LONG_ONLY
 from tests.integration.application import Application, prompt, total
 from tests.integration.conftest import ROOT
 from tests.integration.test_1_migration import moved
@@ -64,6 +65,7 @@ async def test_metrics_count_requests_and_migrations(application: Application) -
     assert more("vllm:generation_tokens_total") >= OUTPUT
 
 
+@LONG_ONLY
 async def test_vllms_metrics_of_requests_count_a_moved_request_once(application: Application) -> None:
     async with application.client() as client:
         before = await client.metrics()

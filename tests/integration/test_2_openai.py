@@ -16,6 +16,7 @@ from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
 from tests.adapters import ADAPTERS
 from tests.app.ingress.fakes import make_api
+from tests.counts import LONG_ONLY
 from tests.docs.markdown import PAGES, Block, blocks
 from tests.integration.application import MODEL, Application, prompt
 
@@ -62,12 +63,14 @@ def test_the_examples_of_the_documentation(
     assert len(capsys.readouterr().out) > 10
 
 
+@LONG_ONLY
 def test_models(client: OpenAI) -> None:
     model, *adapters = client.models.list()
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "vllm")
     assert [adapter.id for adapter in adapters] == list(ADAPTERS)
 
 
+@LONG_ONLY
 def test_a_completion(client: OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt=prompt(9, "openai"), max_tokens=12, logprobs=2, **STEADY)
     (choice,) = answer.choices
@@ -77,12 +80,14 @@ def test_a_completion(client: OpenAI) -> None:
     assert choice.text and len(choice.logprobs.top_logprobs or []) == len(choice.logprobs.tokens or []) == 12
 
 
+@LONG_ONLY
 def test_choices_of_several_prompts(client: OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt=["Blocks", "Tokens"], n=2, seed=5, max_tokens=8, echo=True)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [choice.text[:6] for choice in answer.choices] == ["Blocks", "Blocks", "Tokens", "Tokens"]
 
 
+@LONG_ONLY
 def test_a_chat_is_streamed_with_its_usage(client: OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": CHAT, "max_completion_tokens": 12, **STEADY}
     whole = client.chat.completions.create(**asked)
@@ -97,6 +102,7 @@ def test_a_chat_is_streamed_with_its_usage(client: OpenAI) -> None:
     assert [c.choices[0].finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
+@LONG_ONLY
 def test_logprobs_of_a_chat(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=CHAT, max_tokens=6, logprobs=True, top_logprobs=3, **STEADY
@@ -108,6 +114,7 @@ def test_logprobs_of_a_chat(client: OpenAI) -> None:
         assert len(token.top_logprobs) == 3 and token.top_logprobs[0].logprob == token.logprob
 
 
+@LONG_ONLY
 def test_a_chat_that_follows_a_schema(client: OpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
     answer = client.chat.completions.create(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=wanted)
@@ -115,11 +122,13 @@ def test_a_chat_that_follows_a_schema(client: OpenAI) -> None:
     Move.model_validate_json(answer.choices[0].message.content or "")
 
 
+@LONG_ONLY
 def test_a_chat_is_parsed_into_an_object(client: OpenAI) -> None:
     answer = client.chat.completions.parse(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=Move)
     assert isinstance(answer.choices[0].message.parsed, Move)
 
 
+@LONG_ONLY
 async def test_streams_of_a_concurrent_client(concurrent: AsyncOpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": "Blocks move", "max_tokens": 10, "n": 2, "seed": 3}
     whole = await concurrent.completions.create(**asked)
@@ -132,6 +141,7 @@ async def test_streams_of_a_concurrent_client(concurrent: AsyncOpenAI) -> None:
     assert texts[0] != texts[1]
 
 
+@LONG_ONLY
 async def test_the_stream_helper_of_chats(concurrent: AsyncOpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": CHAT, "seed": 1, "max_tokens": 200, "response_format": Move}
     async with concurrent.chat.completions.stream(**asked) as stream:
@@ -139,6 +149,7 @@ async def test_the_stream_helper_of_chats(concurrent: AsyncOpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Move)
 
 
+@LONG_ONLY
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -155,6 +166,7 @@ def test_errors_are_the_clients_exceptions(client: OpenAI, changes: Any, error: 
     assert isinstance(caught.value.body, dict) and caught.value.body["message"]
 
 
+@LONG_ONLY
 def test_the_clients_request_id_is_returned(client: OpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": "Blocks", "max_tokens": 1, "extra_headers": {"X-Request-Id": "mine"}}
     answer = client.completions.create(**asked)

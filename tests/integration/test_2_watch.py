@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from app.ingress.http.answers import Migrations, State
+from tests.counts import LONG_ONLY
 from tests.integration.application import Answer, Application, Client, eventually, prompt
 from tests.integration.browser import needs_chromium, watching
 from tests.integration.conftest import ROOT
@@ -72,6 +73,7 @@ async def test_the_page_shows_the_state(application: Application) -> None:
         await client.idle()
 
 
+@LONG_ONLY
 async def test_a_request_is_moved_from_a_terminal(application: Application, tmp_path: Path) -> None:
     async with application.client() as client:
         answer = Answer()

@@ -1,4 +1,7 @@
-"""Deaths of processes, which cost clients a pause but no stream. These tests come late: new engines take time."""
+"""Deaths of processes, which cost clients a pause but no stream. These tests come late: new engines take time.
+
+`test_7_differential` kills an engine core; MELL_TEST_LONG adds the other processes, and all replicas at once.
+"""
 
 import asyncio
 import os
@@ -10,12 +13,12 @@ import pytest
 
 from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.table import command_line
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.faults import Fault
 
-STREAMS, TOKENS = 4, 600
+STREAMS, TOKENS = 4, 600 if LONG else 300
 
 
 async def undisturbed(client: Client, name: str) -> list[str]:
@@ -95,6 +98,7 @@ async def test_streams_survive_the_death_of_the_scheduler(application: Applicati
         assert answer.finish == "length"
 
 
+@LONG_ONLY
 async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_it(application: Application) -> None:
     async with application.client() as client:
         want = await undisturbed(client, "target")
@@ -116,20 +120,8 @@ async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_i
         await lost_and_replaced(client, target)
 
 
-ELSEWHERE = pytest.mark.skipif(
-    not LONG, reason="other tests kill all cores, a split worker, and a fork server; a paced replica stands still"
-)
-
-
-@pytest.mark.parametrize(
-    "victim",
-    [
-        pytest.param("engine core", marks=ELSEWHERE),
-        pytest.param("worker", marks=ELSEWHERE),
-        pytest.param("fork server", marks=ELSEWHERE),
-        pytest.param("engine core that stands still", marks=ELSEWHERE),
-    ],
-)
+@LONG_ONLY
+@pytest.mark.parametrize("victim", ["engine core", "worker", "fork server", "engine core that stands still"])
 async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)
@@ -148,9 +140,8 @@ async def test_streams_survive_the_death_of_each_process(application: Applicatio
         await lost_and_replaced(client, doomed)
 
 
-@pytest.mark.parametrize(
-    "victims", ["engine cores", pytest.param("workers", marks=ELSEWHERE), pytest.param("replicas", marks=ELSEWHERE)]
-)
+@LONG_ONLY
+@pytest.mark.parametrize("victims", ["engine cores", "workers", "replicas"])
 async def test_streams_and_new_calls_survive_the_death_of_all_at_once(application: Application, victims: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victims)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.servers import ENGINE, Rig, bare_vllm
-from tests.counts import LONG, LONG_ONLY
+from tests.counts import LONG_ONLY
 from tests.differential.answers import ServerAnswer
 from tests.differential.bodies import CHATS, MESSAGES, MODEL, RESPONSES, Body
 from tests.differential.cases import Case, Course
@@ -28,10 +28,12 @@ from tests.integration.test_3_failures import home, lost
 from tests.integration.test_3_tensor_parallel import three_streams
 from tests.tinyvision import MARKS, data_url, ensure_tiny_vision
 
+pytestmark = LONG_ONLY
+
 IMAGES = row("Images (Qwen-VL, LLaVA, PaddleOCR-VL)")
 SEED = 20261123
 OUTPUT = 120
-MOVES, NOISE = (3, 1e-4) if LONG else (2, 1e-4)
+NOISE = 1e-4
 
 
 def chat(images: list[str], text: str = "Where do blocks move?", **more: Any) -> Body:
@@ -99,7 +101,6 @@ async def test_images_decide_the_answers(split: Application) -> None:
         assert len({*texts[0].split()}) > 20, "the model repeats itself: equality would prove nothing"
 
 
-@LONG_ONLY
 async def test_answers_to_images_are_vllms(stage: Stage, request: pytest.FixtureRequest) -> None:
     """Its own server with two workers as well; it has ended before Mell starts."""
     stage.clear()
@@ -128,7 +129,7 @@ async def test_moves_change_no_answer_to_images(split: Application) -> None:
     async with split.client() as client, sightings(client) as seen:
         await two_run(client)
         for paths in (("kv", "tokens", "kv"), ("tokens", "kv", "tokens")):
-            await asyncio.gather(*(one(case, client, paths[:MOVES]) for case in CASES))
+            await asyncio.gather(*(one(case, client, paths) for case in CASES))
         await client.idle()
     assert not failed, "\n".join(failed)
     assert IMAGES.how is How.KV
@@ -136,7 +137,6 @@ async def test_moves_change_no_answer_to_images(split: Application) -> None:
         assert outcomes[path, "committed"] > len(CASES) // 2, outcomes
 
 
-@LONG_ONLY
 async def test_target_loads_blocks_that_end_within_an_image(split: Application) -> None:
     """A copied range may end within the last image of the prompt."""
     async with split.client() as client:
@@ -173,7 +173,6 @@ def last_image(tokens: list[int]) -> int:
     return max(index for index, token in enumerate(tokens) if token == 512)
 
 
-@LONG_ONLY
 async def test_placeholders_in_texts_end_no_engine(split: Application) -> None:
     async with split.client() as client:
         for body in (chat([], text=MARKS[0] * 40), chat(ONE, text=MARKS[1] + MARKS[0] * 3), chat(ONE, text=MARKS[2])):
@@ -184,7 +183,6 @@ async def test_placeholders_in_texts_end_no_engine(split: Application) -> None:
         await client.idle()
 
 
-@LONG_ONLY
 async def test_the_death_of_one_worker_changes_no_answer(split: Application) -> None:
     """To images, and to text. The last test of this application: it does not wait for the replica's successor."""
     known = await unmoved(split)

@@ -7,6 +7,7 @@ import pytest
 
 from app.client.api import ApiClient
 from benchmarks.soak.cached import KINDS, CachedShape, CachedSoak
+from tests.counts import LONG_ONLY
 from tests.integration.application import BLOCK, MODEL, Answer, Application, Client, eventually, prompt, total
 
 PROMPT = 6 * BLOCK + 8
@@ -94,6 +95,7 @@ async def test_caches_are_known_exactly_and_moves_send_only_what_is_missing(appl
         await check_mirrors(client)
 
 
+@LONG_ONLY
 async def test_mirrors_are_exact_while_blocks_are_evicted_or_deleted_and_requests_move(
     application: Application,
 ) -> None:
@@ -117,6 +119,7 @@ async def test_mirrors_are_exact_while_blocks_are_evicted_or_deleted_and_request
         await check_mirrors(client)
 
 
+@LONG_ONLY
 async def test_the_blocks_of_a_second_turn_are_found_where_the_first_was(application: Application) -> None:
     first = prompt(PROMPT, "first turn")
     second = [*first, *prompt(2 * BLOCK, "second turn")]
@@ -138,6 +141,7 @@ async def test_the_blocks_of_a_second_turn_are_found_where_the_first_was(applica
         assert routing["names"]["block_size"] == BLOCK and routing["distinct_blocks"] >= 6
 
 
+@LONG_ONLY
 async def test_deleted_blocks_are_computed_again_and_running_requests_keep_theirs(application: Application) -> None:
     tokens = prompt(PROMPT, "deleted")
     async with application.client() as client:
@@ -223,6 +227,7 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
     return donor, target
 
 
+@LONG_ONLY
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
     """A stream on the donor holds the prefix, and others that begin with it fill the donor: the rest of the prompt has
     no room there, but elsewhere.
@@ -309,6 +314,7 @@ async def holds(client: Client, tokens: list[int], count: int) -> bool:
     return max((await held_tokens(client, tokens)).values()) >= count
 
 
+@LONG_ONLY
 async def test_answers_of_many_requests_that_share_prefixes_are_those_of_computed_ones(
     application: Application,
 ) -> None:

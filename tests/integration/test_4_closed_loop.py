@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from benchmarks.chaos.offers import undisturbed
 from policies.cost.limit import MOST_ERROR
 from simulator.command.replay import replay
+from tests.counts import LONG_ONLY
 from tests.integration.application import (
     MODEL,
     Answer,
@@ -197,6 +198,7 @@ async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: App
         assert not {m["source"] for m in moved[:1]} & set(packed)
 
 
+@LONG_ONLY
 async def test_openais_service_tiers_are_classes(paced: Application) -> None:
     asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 4}
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
@@ -217,6 +219,7 @@ async def test_openais_service_tiers_are_classes(paced: Application) -> None:
     assert counted == {"default": 3, "flex": 1, "priority": 2}
 
 
+@LONG_ONLY
 async def test_under_pressure_the_lower_rank_waits(paced: Application) -> None:
     """Every replica is full, and two requests wait there, which do not fit at once: the lower rank came first.
 
@@ -251,6 +254,7 @@ async def test_under_pressure_the_lower_rank_waits(paced: Application) -> None:
         assert all(ended.index(first) < ended.index(second) for first, second in pairs), ended
 
 
+@LONG_ONLY
 async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         await streams.start(2, LONG)
@@ -267,6 +271,7 @@ async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Ap
         assert sum((await replicas(client)).values()) == 2
 
 
+@LONG_ONLY
 async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> None:
     """A downscale by Serve itself, a drained node and a redeployment have the same effect: a busy replica stops."""
     async with begun(paced) as (client, streams):
@@ -320,6 +325,7 @@ async def test_an_upgrade_in_place_breaks_no_stream_and_refuses_no_call(paced: A
         assert all(task.result() for task in streaming) and calling.result() > 20
 
 
+@LONG_ONLY
 async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         before = await two(client, streams)
@@ -343,6 +349,7 @@ async def test_the_number_of_replicas_survives_scheduler_and_controller(paced: A
         assert set(before) <= set(await until(client, lambda now: len(now) >= 2))
 
 
+@LONG_ONLY
 async def test_new_bounds_open_and_stop_replicas_beside_streams(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         await streams.start(3, 700)
@@ -354,6 +361,7 @@ async def test_new_bounds_open_and_stop_replicas_beside_streams(paced: Applicati
         await streams.end()
 
 
+@LONG_ONLY
 async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         await streams.start(2, 250)
@@ -365,6 +373,7 @@ async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> 
             os.kill(home["pids"][0], signal.SIGKILL)
 
 
+@LONG_ONLY
 async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -> None:
     async with begun(paced) as (client, streams):
         (only,) = await replicas(client)
@@ -378,6 +387,7 @@ async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -
         await streams.check()
 
 
+@LONG_ONLY
 async def test_a_replica_opens_for_time_before_its_cache_is_full(paced: Application) -> None:
     """The level of a class limits steps to those of one request; so this is the last test with a load."""
     http = openai.DefaultAsyncHttpxClient(trust_env=False)

@@ -11,7 +11,7 @@ from benchmarks.chaos.offers import undisturbed
 from tests import counts
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt, total
 
-STREAMS, LONG, OUTPUT = 6, 2000, 150
+STREAMS, LONG, OUTPUT = (6 if counts.LONG else 4), 2000, 150
 """A prefill takes two seconds."""
 
 
@@ -75,7 +75,8 @@ async def test_requests_are_prefilled_on_one_replica_and_decode_on_the_others(di
         assert await roles(client) == role
 
 
-@pytest.mark.parametrize("victim", ["source", pytest.param("target", marks=counts.LONG_ONLY)])
+@counts.LONG_ONLY
+@pytest.mark.parametrize("victim", ["source", "target"])
 async def test_requests_survive_the_death_of_either_replica_of_their_move(
     disaggregated: Application, victim: str
 ) -> None:
@@ -100,6 +101,7 @@ async def test_requests_survive_the_death_of_either_replica_of_their_move(
         await client.idle()
 
 
+@counts.LONG_ONLY
 async def test_an_operator_sets_a_role_that_a_new_scheduler_knows(disaggregated: Application) -> None:
     async with disaggregated.client() as client:
         before = await roles(client)

@@ -13,12 +13,12 @@ from benchmarks.chaos.run import ChaosRun
 from benchmarks.chaos.server import connect
 from benchmarks.chaos.watch import ClusterWatch
 from benchmarks.soak.forcing import ForcedRound, Forcing, RoundShape, calculated
-from tests.counts import LONG
+from tests.counts import LONG, LONG_ONLY
 from tests.integration.application import Application
 
 SEED, EVERY_S = 1, 1.8
 SPAN_S = 300.0 if LONG else 24.0
-ROUNDS, MOVES = (20 if LONG else 1), 150
+ROUNDS, MOVES = 20, 150
 COMMITTED, EACH = 80, 20
 MOST_ROUNDS = ROUNDS + 5
 """A machine's speed decides how many moves a round holds, so further rounds follow until so many are committed."""
@@ -38,6 +38,7 @@ async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
     assert document["faults"][FaultKind.KILL]["streams"], "no stream was on a killed replica"
 
 
+@LONG_ONLY
 async def test_forced_moves_change_nothing(paced: Application) -> None:
     # More than one replica can hold, so that the policy opens others as targets.
     shape = RoundShape(streams=12, at_once=12, prompt=(300, 300), output=(300, 500))

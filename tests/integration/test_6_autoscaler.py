@@ -15,6 +15,7 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
+from tests.counts import LONG_ONLY
 from tests.deploy.manifests import objects, of_kind
 from tests.integration.application import eventually
 from tests.integration.conftest import ROOT, Stage
@@ -87,6 +88,7 @@ def kubernetes(stage: Stage, tmp_path: Path) -> Iterator[Kubernetes]:
             ray.shutdown()
 
 
+@LONG_ONLY
 @needs_namespaces
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 async def test_gpu_pods_come_with_load_and_go_without_it(kubernetes: Kubernetes, stage: Stage) -> None:

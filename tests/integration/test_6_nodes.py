@@ -212,6 +212,7 @@ async def test_a_request_moves_by_hand_from_node_to_node_and_back(nodes: Nodes, 
         await streams.end()
 
 
+@LONG_ONLY
 async def test_transfers_are_between_the_addresses_of_the_nodes(nodes: Nodes, spread: Application) -> None:
     async with two(nodes, spread) as (client, streams, both):
         await streams.start(1, 2000, 200, "address")
@@ -224,6 +225,7 @@ async def test_transfers_are_between_the_addresses_of_the_nodes(nodes: Nodes, sp
             assert listening == {nodes.ids[replica["node"]]}
 
 
+@LONG_ONLY
 async def test_the_scheduler_evens_out_two_nodes_by_kv(nodes: Nodes, spread: Application) -> None:
     async with two(nodes, spread) as (client, streams, both):
         await streams.start(2, 600, CONTEXT, "even")
@@ -238,6 +240,7 @@ async def test_the_scheduler_evens_out_two_nodes_by_kv(nodes: Nodes, spread: App
         await streams.end()
 
 
+@LONG_ONLY
 async def test_a_node_that_its_cloud_announces_is_evacuated(nodes: Nodes, spread: Application, tmp_path: Path) -> None:
     """By `mell node watch`, beside the streams of an example."""
     async with two(nodes, spread) as (client, _, both):
@@ -281,6 +284,7 @@ async def test_a_node_that_dies_costs_a_pause(nodes: Nodes, spread: Application)
         assert all(reasons[label].startswith("replica lost") for label in lost)
 
 
+@LONG_ONLY
 async def test_a_replica_that_stops_leaves_its_cache_to_the_other_node(nodes: Nodes, spread: Application) -> None:
     """Serve stops a replica for a redeployment, for its own scale-down, and with a node that is drained."""
     async with two(nodes, spread) as (client, _, _):

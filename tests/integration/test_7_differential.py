@@ -21,7 +21,7 @@ from tests.differential.answers import ServerAnswer
 from tests.differential.bodies import CHATS, COMPLETIONS
 from tests.differential.cases import Case, Course, corpus
 from tests.differential.comparison import Difference, differences, proven_tie, scored_tokens
-from tests.differential.forced import part_of
+from tests.differential.forced import FORCED, part_of
 from tests.differential.odd import ODD
 from tests.integration.application import Application, Client
 from tests.integration.asking import (
@@ -42,7 +42,6 @@ from tests.integration.departures import DEPARTURES, expected
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
 CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "40")))
 ONLY = os.environ.get("MELL_CORPUS_CASE")
-ASKED = [CASES[int(ONLY)]] if ONLY else CASES
 NOISE, MOVED_NOISE = 1e-3, 1e-4
 """Tolerance for logprobs: against vLLM's server, and of moved requests against unmoved ones."""
 
@@ -51,6 +50,21 @@ ATTEMPTS = 5
 
 KILLED = 24 if LONG else 5
 """Requests whose replica is killed."""
+
+
+def asked(cases: Sequence[Case]) -> list[Case]:
+    """All cases in a long run. Else none with an adapter, one in seven of the forced parts, and one in ten odd ones."""
+    if ONLY:
+        return [cases[int(ONLY)]]
+    if LONG:
+        return list(cases)
+    forced = [case for case in cases if case.name in {part.name for part in FORCED}]
+    odd = [case for case in cases if case.course is Course.ODD]
+    left_out = {case.number for each, step in ((forced, 7), (odd, 10)) for i, case in enumerate(each) if i % step}
+    return [case for case in cases if case.number not in left_out and case.asked.get("model") not in ADAPTERS]
+
+
+ASKED = asked(CASES)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +82,7 @@ def answers_of_vllm(stage: Stage, cases: Sequence[Case]) -> dict[int, ServerAnsw
     stage.clear()
     budgeted = [case for case in cases if "thinking_token_budget" in case.asked]
     others = [case for case in cases if case not in budgeted]
-    adapters = {**ADAPTER_KWARGS, "lora_modules": stage.lora_modules}
+    adapters = {**ADAPTER_KWARGS, "lora_modules": stage.lora_modules} if LONG else {}
     rig = replace(Rig(), extra={**ENGINE, **THINKING_KWARGS, **FRONTEND_KWARGS, **adapters})
     with bare_vllm(free_port(), rig) as port:
         url = f"http://127.0.0.1:{port}"

@@ -8,12 +8,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt, total
 from tests.integration.conftest import ELASTIC_BLOCKS, ELASTIC_TIMES
 from tests.integration.test_2_metrics import OF_ELASTIC_POOLS
 
-STREAMS = 50 if LONG else 16
+pytestmark = LONG_ONLY
+
+STREAMS = 50
 LEAST = 32
 """The blocks of one request of `max_model_len`."""
 MOST = int(ELASTIC_TIMES * (ELASTIC_BLOCKS + 1)) - 1

@@ -5,9 +5,12 @@ from typing import Any
 
 import psutil
 
+from tests.counts import LONG_ONLY
 from tests.integration.application import Application, Client, eventually, process
 from tests.integration.conftest import ELASTIC_BLOCKS
 from tests.integration.test_7_memory import as_at_the_start, memories, prompts, streamed
+
+pytestmark = LONG_ONLY
 
 STREAMS = 12
 

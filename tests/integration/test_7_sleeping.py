@@ -6,8 +6,11 @@ from typing import Any
 
 import psutil
 
+from tests.counts import LONG_ONLY
 from tests.integration.application import Application, Client, eventually, process, prompt, total
 from tests.integration.conftest import SLEEPS_AFTER_S
+
+pytestmark = LONG_ONLY
 
 ASKED = prompt(300, "asleep")
 

@@ -1,6 +1,6 @@
 """Nothing outlives its owner: what is left of a Mell that was ended in one way or another.
 
-MELL_TEST_LONG adds ways to end one, a standby and a standing cluster, and repeats each.
+`test_8_wheel` has one that ends by SIGTERM. MELL_TEST_LONG adds all of these.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ import httpx
 import pytest
 import yaml
 
-from app.tinymodel import ensure_tiny_model
 from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.guard import ORPHAN_S
 from deployments.processes.table import (
@@ -31,14 +30,13 @@ from deployments.processes.table import (
     is_running,
     running,
 )
-from tests.counts import LONG, LONG_ONLY
+from tests.counts import LONG_ONLY
 from tests.integration.conftest import ROOT, START_LIMIT_S, Stage, free_port
 from tests.integration.runs import (
     AGENTS,
     COMMANDS,
     ENVIRONMENT,
     LAUNCHER,
-    MELL_SERVE,
     SERVE_RUN,
     WITHIN_S,
     Left,
@@ -48,11 +46,9 @@ from tests.integration.runs import (
     wait_until,
 )
 
-REPEATS = range(5 if LONG else 1)
-FLAGS = (
-    "--max_model_len 700 --num-gpu-blocks-override 64 --max-num-seqs 4 --uvicorn-log-level warning "
-    "--fingerprint-mode custom --fingerprint-value mine"
-)
+pytestmark = LONG_ONLY
+
+REPEATS = range(5)
 KEY = {"Authorization": "Bearer secret"}
 
 Start = Callable[[Callable[[Path, str], Run], str], Run]
@@ -101,13 +97,6 @@ def paced_engines(folder: Path, command: str) -> Run:
     )
 
 
-def by_flags(folder: Path, command: str) -> Run:
-    """One engine with the model in a folder beside the user, a key, and vLLM's flags."""
-    (folder / "model").symlink_to(ensure_tiny_model())
-    line = [*COMMANDS[command], "./model", *FLAGS.split(), "--port", str(port := free_port())]
-    return Run(line, port, folder, cwd=folder, environment={"VLLM_API_KEY": "secret"})
-
-
 class Stream(threading.Thread):
     """A completion that takes a few seconds."""
 
@@ -148,25 +137,6 @@ def ends_on_sigterm(run: Run, stream: Stream) -> None:
     assert not [word for word in ("Aborted", "SIGTERM received", "Traceback", "PC: @") if word in run.output]
 
 
-def test_a_model_is_served_by_the_flags_of_vllm_until_sigterm(start: Start) -> None:
-    """`mell serve` becomes the launcher of `make serve`."""
-    run = start(by_flags, MELL_SERVE)
-    wait_until(run.healthy, START_LIMIT_S)
-    body = {"model": "./model", "prompt": "Blocks move", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    with httpx.Client(base_url=run.url, trust_env=False, timeout=60) as client:
-        answer = client.post("/v1/completions", json=body, headers=KEY)
-        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
-        assert answer.json()["system_fingerprint"] == "mine"
-        too_long = client.post("/v1/completions", json=body | {"max_tokens": 800}, headers=KEY)
-        assert too_long.status_code == 400 and "700" in too_long.text
-        (replica,) = client.get("/mell/state").json()["replicas"]
-        assert replica["capacity_tokens"] == 63 * 32
-        assert client.post("/v1/completions", json=body).status_code == 401
-    ends_on_sigterm(run, Stream(run.url, 600, "./model"))
-    assert "--uvicorn-log-level has no effect" in run.output and "secret" not in run.output
-
-
-@LONG_ONLY
 @pytest.mark.parametrize("attempt", REPEATS)
 def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, attempt: int) -> None:
     run = start(one_engine, LAUNCHER)
@@ -174,7 +144,6 @@ def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, at
     ends_on_sigterm(run, Stream(run.url, 600))
 
 
-@LONG_ONLY
 @pytest.mark.parametrize("attempt", REPEATS)
 @pytest.mark.parametrize(
     ("command", "end"),
@@ -203,7 +172,6 @@ def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None],
     left.wait(except_for=AGENTS if command == SERVE_RUN else ())
 
 
-@LONG_ONLY
 @pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 4.0, 8.0])
 @pytest.mark.parametrize("command", [SERVE_RUN, LAUNCHER])
 def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: float) -> None:
@@ -216,7 +184,6 @@ def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: flo
     left.wait()
 
 
-@LONG_ONLY
 @pytest.mark.parametrize("attempt", REPEATS)
 def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: int) -> None:
     """Worker and engine core are stopped: they notice nothing."""
@@ -235,7 +202,6 @@ def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: 
     assert left.nothing()
 
 
-@LONG_ONLY
 def test_a_standby_becomes_the_next_replica_and_ends_with_the_rest(start: Start) -> None:
     run = start(with_standby, LAUNCHER)
     wait_until(run.healthy, START_LIMIT_S)
@@ -277,7 +243,6 @@ def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     shutil.rmtree(folder)
 
 
-@LONG_ONLY
 def test_on_a_standing_cluster_the_application_outlives_its_command(
     start: Start, standing: Callable[[str], list[ProcessEntry]]
 ) -> None:

@@ -148,6 +148,7 @@ def test_the_shipped_model_answers_as_in_vllm_moved_and_after_a_death(
         run.close()
 
 
+@LONG_ONLY
 def test_interrupted_while_engines_start_all_ends_at_once(stage: Stage, tmp_path: Path) -> None:
     stage.clear()
     config = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())

@@ -1,7 +1,4 @@
-"""One Mell hands all its requests over to another one: clients notice nothing, and replicas are idle.
-
-MELL_TEST_LONG adds paced engines.
-"""
+"""One Mell hands all its requests over to another one: clients notice nothing, and replicas are idle."""
 
 import asyncio
 import copy
@@ -19,6 +16,8 @@ import yaml
 from tests.counts import LONG_ONLY
 from tests.integration.application import Answer, Application, Client, eventually, prompt
 from tests.integration.conftest import ROOT, Stage, free_port
+
+pytestmark = LONG_ONLY
 
 OWN_KEY, THEIR_KEY = "the-key-of-the-old", "the-key-of-the-new"
 PACED = {"num_gpu_blocks_override": 2048, "block_size": 16, "max_model_len": 2000, "decode_s": 0.03}
@@ -62,7 +61,7 @@ def configured(**args: Any) -> dict[str, Any]:
     return config
 
 
-@pytest.fixture(params=[pytest.param("paced", marks=LONG_ONLY), "vllm"])
+@pytest.fixture(params=["paced", "vllm"])
 def replacement(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Replacement]:
     """Two Mells, with paced or with real engines."""
     paced = request.param == "paced"

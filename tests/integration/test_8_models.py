@@ -25,6 +25,8 @@ from tests.integration.pooling_models import ensure_encoder
 from tests.integration.runs import COMMANDS, SERVE_RUN, Run, wait_until
 from tests.integration.two_models import ensure_other_model, is_of_other, is_of_tiny
 
+pytestmark = LONG_ONLY
+
 START_S = 480
 OURS = {"tiny": is_of_tiny, "other": is_of_other}
 OTHER = {"tiny": "other", "other": "tiny"}
@@ -288,7 +290,6 @@ def mixed_models_run(stage: Stage) -> Iterator[Run]:
 KEY = "admin-key"
 
 
-@LONG_ONLY
 async def test_a_pooling_model_stands_beside_one_with_adapters(mixed_models_run: Run, stage: Stage) -> None:
     """Its application is made once its replica runs, and requests wait for it; the other's is there at once."""
     application = Application(mixed_models_run.url, faults=Path(), capacity=0, folder=stage.folder, admin_key=KEY)

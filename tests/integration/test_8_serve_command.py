@@ -1,4 +1,4 @@
-"""`mell serve` with adapters, and with a pooling model, as vLLM's flags describe them; `test_8_ends` has another model.
+"""`mell serve` with adapters, and with a pooling model, by vLLM's flags; `test_8_wheel` has another model.
 
 MELL_TEST_LONG adds both: each starts an application.
 """

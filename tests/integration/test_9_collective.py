@@ -15,8 +15,11 @@ from migration.protocol.messages import SlotRef
 from migration.protocol.ports import Slot
 from migration.protocol.sizing import MIB
 from policies.model import Bytes, ReplicaId
+from tests.counts import LONG_ONLY
 from tests.integration.conftest import ROOT, Stage
 from tests.migration.transport.transfers import content, timed, transfer
+
+pytestmark = LONG_ONLY
 
 LIMIT_S = 2.0
 """The time limit for a silent peer."""

@@ -25,6 +25,7 @@ from deployments.replica.outbox import Outboxes
 from deployments.replica.prefix_cache.copies import Copies
 from deployments.replica.prefix_cache.returning import Returns
 from deployments.replica.transports import make_slots, make_transport, size_slots
+from migration.memory.run import begin
 from migration.protocol.continuing import apart, plain_spec
 from migration.protocol.core_messages import decode_request, encode_request
 from migration.protocol.cursor import Cursor
@@ -36,7 +37,7 @@ from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.model import SOLE_POOL, ReplicaId, RequestId, Tokens
+from policies.model import SOLE_POOL, Blocks, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from policies.prefix.copies import CopyReason
 from tests.migration.world import loads_no_adapter
@@ -284,14 +285,20 @@ class EnginePair:
 
 @asynccontextmanager
 async def pair_of_engines(
-    model: str, others: Mapping[str, Any] | None = None, **kwargs: Any
+    model: str, others: Mapping[str, Any] | None = None, declared: float | None = None, **kwargs: Any
 ) -> AsyncIterator[EnginePair]:
-    """Two replicas, each on an engine with these arguments; b's has the `others` instead of, or beside them."""
-    os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1"}
+    """Two replicas, each on an engine with these arguments; b's has the `others` instead of, or beside them.
+
+    `declared` makes their pools elastic: they can have so many times as many blocks.
+    """
+    os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
     engines: list[VllmEngine] = []
     try:
         for own in ({}, others or {}):
-            engines.append(await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs, **own}))
+            settings = {**CPU_ENGINE, **SIZES, **kwargs, **own}
+            engines.append(await VllmEngine.start(model, settings, declared=declared))
+            if memory := engines[-1].memory:
+                await begin(memory, Blocks(settings["num_gpu_blocks_override"] - 1))
         pair = EnginePair(*engines)
         try:
             yield pair

@@ -16,7 +16,7 @@ from migration.protocol.ports import Slot
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks
 from policies.plan import Path
-from tests.counts import scaled
+from tests.counts import LONG_ONLY, scaled
 from tests.integration.models.pair import BLOCK, CHUNK, EnginePair, RealReplica, prompt_of
 
 HANDOVERS, AT_ONCE = scaled(60), 3
@@ -52,7 +52,9 @@ async def test_requests_move_during_their_prefill(two_engines: EnginePair) -> No
 
 
 @pytest.mark.asyncio(loop_scope="package")
-@pytest.mark.parametrize("caching", Caching)
+@pytest.mark.parametrize(
+    "caching", [pytest.param(each, marks=() if each is Caching.FULL else LONG_ONLY) for each in Caching]
+)
 async def test_conversations_give_what_uncached_ones_give(two_engines: EnginePair, caching: Caching) -> None:
     """Each turn is handed over from a to b, which find of earlier turns what the setting says."""
     for first in range(0, CONVERSATIONS, AT_ONCE):

@@ -17,11 +17,11 @@ from migration.protocol.record import Outcome
 from migration.run.outputs import running
 from policies.causes import Cause
 from policies.plan import Path
-from tests.counts import scaled
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, prompt_of
 from tests.migration.kv.formats import BESIDE, FORMATS, sampling_of
 
-CASES, AT_ONCE, TOKENS = scaled(150), 3, 150
+CASES, AT_ONCE, TOKENS = 150, 3, 150
 MOVES = ((2, "kv"), (20, "tokens"), (50, "kv"), (80, "tokens"))
 REFUSED_BY_SOME = ("ends not allowed", "few allowed", "banned")
 """Parameters that may leave no token: guidance then goes on, and the other backends end the request."""
@@ -50,6 +50,7 @@ async def continued(
     return tuple(tokens)
 
 
+@LONG_ONLY
 @pytest.mark.asyncio(loop_scope="package")
 async def test_formats_beside_other_parameters_move(two_engines: EnginePair) -> None:
     pair, cases = two_engines, drawn()

@@ -4,29 +4,32 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
-from app.settings import CPU_ENGINE, CPU_ENV
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.pairing import VllmHalf
 from deployments.engine.vllm_engine import VllmEngine
 from migration.memory.pair_run import PairProposal, PairShell
 from migration.memory.pair_tables import HalfState
-from migration.memory.run import Resizer, begin
+from migration.memory.run import Resizer
 from migration.memory.tables import PoolState
 from policies.memory.ledger import MemoryOrder, OrderNumber
 from policies.memory.plan import MemoryPlan
 from policies.model import Blocks, ReplicaId
-from tests.counts import LONG_ONLY
-from tests.integration.models.pair import EnginePair, prompt_of
+from tests.counts import LONG, LONG_ONLY
+from tests.integration.models.pair import EnginePair, pair_of_engines, prompt_of
 
-SIZES = {"max_model_len": 1024, "num_gpu_blocks_override": 161, "max_num_seqs": 16, "max_num_batched_tokens": 128}
+SIZES: Mapping[str, Any] = {
+    "max_model_len": 1024,
+    "num_gpu_blocks_override": 161,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 128,
+}
 LAYERS, BOUNDARY = 4, 2
 SAMPLING: Sequence[dict[str, Any]] = (
     {},
@@ -106,9 +109,9 @@ class Kept:
 class Two:
     """Two engines whose replicas can be paired."""
 
-    def __init__(self, a: VllmEngine, b: VllmEngine) -> None:
-        self.streams = EnginePair(a, b)
-        self.a, self.b = (self._member(name, engine) for name, engine in (("a", a), ("b", b)))
+    def __init__(self, streams: EnginePair) -> None:
+        self.streams = streams
+        self.a, self.b = (self._member(name, streams[name].engine) for name in "ab")
         self.a.other, self.b.other = self.b, self.a
         self._epoch = 0
 
@@ -163,26 +166,6 @@ class Two:
             await member.engine.delete(None)
 
 
-@asynccontextmanager
-async def two() -> AsyncIterator[Two]:
-    os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-    engines: list[VllmEngine] = []
-    try:
-        for _ in "ab":
-            engines.append(await VllmEngine.start(str(ensure_tiny_model()), {**CPU_ENGINE, **SIZES}, declared=3.0))
-            memory = engines[-1].memory
-            assert memory is not None
-            await begin(memory, Blocks(160))
-        made = Two(*engines)
-        try:
-            yield made
-        finally:
-            made.streams.close()
-    finally:
-        for engine in engines:
-            engine.shutdown()
-
-
 async def running(two: Two, name: str) -> None:
     """Wait until some streams have tokens."""
     async with asyncio.timeout(60):
@@ -190,74 +173,88 @@ async def running(two: Two, name: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of_whole_engines() -> None:
-    async with two() as pair:
-        want = await pair.answers("whole")
-        assert len({token for output in want for token in output}) > 200, "the outputs are diverse"
-        await pair.forget()
-        model = pair.a.resizer.memory.model
-        before = model.need(pair.a.resizer.report.ordered)
+@pytest.mark.asyncio(loop_scope="package")
+async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of_whole_engines(
+    two_engines: EnginePair,
+) -> None:
+    pair = Two(two_engines)
+    await pair.forget()
+    want = await pair.answers("whole")
+    assert len({token for output in want for token in output}) > 200, "the outputs are diverse"
+    await pair.forget()
+    model = pair.a.resizer.memory.model
+    before = model.need(pair.a.resizer.report.ordered)
 
-        # A pair forms under streams, and others begin in it.
-        streams = asyncio.create_task(pair.answers("forming"))
-        await running(pair, "forming")
-        await pair.paired()
-        assert await streams == want
-        for member in pair.both:
-            assert member.pairing is not None
-            assert (await member.half.look()).remote == LAYERS - BOUNDARY
-            report = member.resizer.report
-            assert report.held == report.ordered
-            assert report.held.remote == LAYERS - BOUNDARY
-            assert before - model.block < model.need(report.held) <= before
-            assert member.engine.memory is not None
-            assert member.engine.memory.size == report.held.blocks, "the pool has grown"
-        await pair.forget()
-        assert await pair.answers("paired") == want
-        look = await pair.a.half.look()
-        assert look.hops > 100
-        assert look.served > 100
+    # A pair forms under streams.
+    streams = asyncio.create_task(pair.answers("forming"))
+    await running(pair, "forming")
+    await pair.paired()
+    assert await streams == want
+    for member in pair.both:
+        assert member.pairing is not None
+        assert (await member.half.look()).remote == LAYERS - BOUNDARY
+        report = member.resizer.report
+        assert report.held == report.ordered
+        assert report.held.remote == LAYERS - BOUNDARY
+        assert before - model.block < model.need(report.held) <= before
+        assert member.engine.memory is not None
+        assert member.engine.memory.size == report.held.blocks, "the pool has grown"
+    if LONG:
+        await others_begin_in_it(pair, want)
 
-        # A pool changes its size in the pair: blocks change their places in both workers.
-        for number, blocks in enumerate((90, 120), start=1):
-            streams = asyncio.create_task(pair.answers(f"resized {number}"))
-            await running(pair, f"resized {number}")
-            plan = MemoryPlan(Blocks(blocks), LAYERS - BOUNDARY)
-            pair.a.resizer.obey(MemoryOrder(ReplicaId("a"), OrderNumber(1, number), plan), 60.0)
-            await pair.a.resizer.settled()
-            assert pair.a.resizer.state is PoolState.SETTLED
-            assert pair.a.resizer.report.held == plan
-            assert await streams == want
-        assert pair.a.resizer.counts.renumbered
-
-        # It is undone under streams.
-        streams = asyncio.create_task(pair.answers("undone"))
-        await running(pair, "undone")
-        assert pair.b.pairing is not None
-        pair.b.pairing.undo("by hand")
-        await pair.apart()
-        assert await streams == want
-        for member in pair.both:
-            assert member.resizer.report.held.remote == 0
+    # It is undone under streams.
+    streams = asyncio.create_task(pair.answers("undone"))
+    await running(pair, "undone")
+    assert pair.b.pairing is not None
+    pair.b.pairing.undo("by hand")
+    await pair.apart()
+    assert await streams == want
+    look = await pair.a.half.look()
+    assert look.hops > 100
+    assert look.served > 100
+    for member in pair.both:
+        assert member.resizer.report.held.remote == 0
+    if LONG:
         assert await pair.answers("cached") == want, "the KV that has come back"
         await pair.forget()
         assert await pair.answers("whole again") == want
 
-        # Once more, with a bit that flips in each hop of a.
-        await pair.forget()
-        await pair.paired()
-        await pair.a.engine._core.collective_rpc_async(flip)
-        got = await pair.answers("flipped")
-        assert got[0::2] != want[0::2]
-        assert got[1::2] == want[1::2], "hops of b are sound"
-        assert not pair.a.given_up
-        assert not pair.b.given_up
+    # Once more, with a bit that flips in each hop of a.
+    await pair.forget()
+    await pair.paired()
+    await pair.a.engine._core.collective_rpc_async(flip)
+    got = await pair.answers("flipped")
+    assert got[0::2] != want[0::2]
+    assert got[1::2] == want[1::2], "hops of b are sound"
+    await pair.a.engine._core.collective_rpc_async(flip_no_more)
+    assert pair.b.pairing is not None
+    pair.b.pairing.undo("by hand")
+    await pair.apart()
+    await pair.forget()
+    assert not pair.a.given_up
+    assert not pair.b.given_up
+
+
+async def others_begin_in_it(pair: Two, want: list[tuple[int, ...]]) -> None:
+    """Streams within a pair, and then while a pool changes its size: blocks change their places in both workers."""
+    await pair.forget()
+    assert await pair.answers("paired") == want
+    for number, blocks in enumerate((90, 120), start=1):
+        streams = asyncio.create_task(pair.answers(f"resized {number}"))
+        await running(pair, f"resized {number}")
+        plan = MemoryPlan(Blocks(blocks), LAYERS - BOUNDARY)
+        pair.a.resizer.obey(MemoryOrder(ReplicaId("a"), OrderNumber(1, number), plan), 60.0)
+        await pair.a.resizer.settled()
+        assert pair.a.resizer.state is PoolState.SETTLED
+        assert pair.a.resizer.report.held == plan
+        assert await streams == want
+    assert pair.a.resizer.counts.renumbered
 
 
 def flip(worker: Any) -> None:
     """In a worker: one bit of the hidden states of each hop to the buddy is another."""
     half = worker._half
-    packed = half._packed
+    worker.sound = packed = half._packed
 
     def spoiled(*args: Any) -> Any:
         call, tensors = packed(*args)
@@ -267,10 +264,16 @@ def flip(worker: Any) -> None:
     half._packed = spoiled
 
 
+def flip_no_more(worker: Any) -> None:
+    """In a worker: hops are sound again."""
+    worker._half._packed = worker.sound
+
+
 @LONG_ONLY
 @pytest.mark.parametrize("when", ["paired", "giving"])
 async def test_a_buddy_that_dies_costs_no_token_of_the_other(when: str) -> None:
-    async with two() as pair:
+    async with pair_of_engines(str(ensure_tiny_model()), declared=3.0, **SIZES) as engines:
+        pair = Two(engines)
         want = await pair.answers("whole")
         await pair.forget()
         if when == "paired":

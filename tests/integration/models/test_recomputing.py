@@ -15,11 +15,11 @@ from migration.protocol.continuing import plain_spec
 from migration.protocol.request import RequestSpec
 from migration.run.slots import Slots
 from policies.model import Blocks
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, RealReplica, prompt_of
 from tests.migration.world import loads_no_adapter
 
-CONTEXTS = 40 if LONG else 6
+CONTEXTS = 40
 PROMPT, OUTPUT = 6 * BLOCK + 5, 2 * BLOCK
 
 
@@ -39,6 +39,7 @@ async def poison(engine: VllmEngine, slots: Slots, right: RequestSpec, wrong: Re
     engine.release_prefix("hold")
 
 
+@LONG_ONLY
 @pytest.mark.asyncio(loop_scope="package")
 async def test_cached_contexts_are_recomputed(two_engines: EnginePair) -> None:
     """Every other request has moved by KV, and is remembered by its target."""

@@ -23,8 +23,10 @@ from migration.memory.tables import PoolState
 from policies.memory.ledger import MemoryOrder, OrderNumber
 from policies.memory.plan import MemoryPlan
 from policies.model import Blocks, ReplicaId
-from tests.counts import LONG, LONG_ONLY
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, prompt_of
+
+pytestmark = LONG_ONLY
 
 SIZES: Mapping[str, Any] = {"max_model_len": 1024, "num_gpu_blocks_override": 101, "max_num_seqs": 16}
 DECLARED = 3.0
@@ -38,7 +40,7 @@ KINDS: tuple[Mapping[str, Any], ...] = (
     {"structured_outputs": {"regex": "(ab|cd|ef){300}", "_backend": "xgrammar"}},
 )
 """Greedy and seeded sampling, penalties, logprobs, and a grammar."""
-STREAMS, ROUNDS = 8, 12 if LONG else 3
+STREAMS, ROUNDS = 8, 12
 
 
 class Orders:
@@ -133,7 +135,7 @@ async def resizes(orders: Orders, stop: asyncio.Event) -> int:
     return count
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=LONG_ONLY), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_streams_under_random_resizes_have_the_tokens_of_a_pool_that_keeps_its_size(workers: int) -> None:
     async with elastic_pair(tensor_parallel_size=workers) as pair:
         orders = Orders(pair)
@@ -164,7 +166,6 @@ async def cache_is_followed(pair: EnginePair) -> None:
     assert mirror.exact and mirror.resyncs == {"start": 1} and mirror.checks > 1
 
 
-@LONG_ONLY
 async def test_a_pool_shrinks_although_requests_go_on_arriving() -> None:
     async with elastic_pair() as pair:
         orders, stop = Orders(pair), asyncio.Event()
@@ -254,7 +255,6 @@ async def fill(pair: EnginePair, name: str, blocks: int) -> None:
     await asyncio.gather(*(pair.run(f"{name} {i}", prompt_of(n, f"{name} {i}"), 1) for i, n in enumerate(lengths)))
 
 
-@LONG_ONLY
 async def test_memory_follows_the_size() -> None:
     async with elastic_pair(num_gpu_blocks_override=1001, max_num_batched_tokens=2048) as pair:
         orders = Orders(pair)

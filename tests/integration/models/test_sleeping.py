@@ -18,11 +18,13 @@ from migration.protocol.core_messages import decode_logprobs
 from migration.protocol.errors import TransferFailed
 from migration.run.outputs import running
 from policies.memory.plan import ASLEEP, MemoryPlan
-from tests.counts import LONG, LONG_ONLY
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import EnginePair, prompt_of
 from tests.integration.models.test_resizing import Orders, elastic_pair
 
-SWITCHES = 40 if LONG else 6
+pytestmark = LONG_ONLY
+
+SWITCHES = 40
 SAMPLING: Sequence[dict[str, Any]] = ({"temperature": 0.0}, {"temperature": 1.0, "seed": 7})
 
 
@@ -132,7 +134,6 @@ def spoil(worker: Any) -> None:
     DefaultModelLoader.get_all_weights = noisy
 
 
-@LONG_ONLY
 async def test_layers_are_dropped_alone_and_shared_parameters_are_shared_again(tmp_path: Path) -> None:
     async with elastic_pair(model=tied(tmp_path / "tied")) as pair:
         orders, want = Orders(pair), await answers(pair, "before")

@@ -14,10 +14,10 @@ from migration.protocol.request import RequestSpec
 from migration.run.outputs import OutputQueue, running
 from migration.run.slots import Slots
 from policies.model import Blocks
-from tests.counts import LONG
+from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, prompt_of
 
-TRIALS = 20 if LONG else 8
+TRIALS = 20
 PLANNED_S = 0.2
 """An idle core plans a step in far less. Where it does not, the trial shows nothing, and no block is named."""
 
@@ -69,6 +69,7 @@ async def are_named(engine: VllmEngine, spec: RequestSpec, output: tuple[int, ..
     return False
 
 
+@LONG_ONLY
 @pytest.mark.asyncio(loop_scope="package")
 async def test_an_abort_behind_the_plan_of_a_step_leaves_no_block_unfilled(two_engines: EnginePair) -> None:
     """vLLM names the blocks that a step fills when it plans the step, and later requests find them by these names."""
