@@ -143,6 +143,7 @@ def test_each_model_has_a_deployment_and_a_pool_of_its_own() -> None:
     assert [each.copies for each in terms] == [True, False]
 
 
+@pytest.mark.slow
 def test_the_shipped_models_are_valid() -> None:
     built = deployments(shipped("examples/models.yaml"))
     assert {"Engine-smollm2-135m", "Engine-mell-tiny"} <= built.keys()

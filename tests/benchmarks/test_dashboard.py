@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from benchmarks.dashboard import Series, ask, draw, legends, query_of
 
@@ -29,6 +30,7 @@ def test_a_series_without_numbers_is_no_data() -> None:
         assert ask(http, "q", "p50 {{path}}", 2.0, 300) == [Series("p50 tokens", (0.0,), (1.5,))]
 
 
+@pytest.mark.slow
 def test_the_picture_has_every_panel(tmp_path: Path) -> None:
     series = [Series("a", (-2.0, 0.0), (1.0, 2.0)), Series("b", (0.0,), (3.0,))]
     draw(tmp_path / "a.png", {expression: series for expression in legends()}, 300)

@@ -23,6 +23,7 @@ def test_workloads_are_the_same_each_time_and_have_their_rates() -> None:
         assert sum(output for _, _, output, _ in rows) / len(rows) == pytest.approx(workload.output, rel=0.1)
 
 
+@pytest.mark.slow
 def test_tables_have_every_contender(tmp_path: Path) -> None:
     small = SharingWorkload("small", [0.05, 0.02], 100, 50, 400.0)
     found = found_by_level(small, tmp_path)

@@ -64,6 +64,7 @@ class KeyedMell:
         return JSONResponse({"migrations": [record("0123456789abcdef")]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_option", [True, False], ids=["option", "environment"])
 @pytest.mark.parametrize("example", ["burst.py", "by_hand.py", "spot.py"])
 async def test_an_example_gives_operators_calls_the_admin_key(example: str, by_option: bool, tmp_path: Path) -> None:

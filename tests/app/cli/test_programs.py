@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from deployments.processes.importing import ROOT
 
 HEAVY = "{'ray', 'torch', 'vllm', 'cupy', 'starlette', 'fastapi', 'numpy', 'pydantic', 'yaml'}"
@@ -24,6 +26,7 @@ def test_it_runs_as_a_module() -> None:
     assert (ended.returncode, ended.stdout[:5]) == (0, "mell ")
 
 
+@pytest.mark.slow
 def test_programs_have_their_own_output_and_status() -> None:
     ended = python("-m", "app.cli", "simulate", "--list-policies")
     assert ended.returncode == 0 and "pack" in ended.stdout
@@ -31,6 +34,7 @@ def test_programs_have_their_own_output_and_status() -> None:
     assert ended.returncode == 1 and "is not a valid name" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_working_directory_is_not_on_the_import_path(tmp_path: Path) -> None:
     (tmp_path / "simulator").mkdir()
     (tmp_path / "simulator" / "__init__.py").write_text("raise SystemExit('the wrong one')")

@@ -55,11 +55,13 @@ def is_for_users(module: str) -> bool:
     return (rest or library) in FOR_USERS[library]
 
 
+@pytest.mark.slow
 def test_all_imports_are_in_the_contract() -> None:
     known = {(module, fact.name) for part in parts() for fact in part.facts for module in fact.modules}
     assert sorted(set(users()) - known) == []
 
 
+@pytest.mark.slow
 def test_each_internal_name_is_imported_in_one_module() -> None:
     several = {name: where for name, where in users().items() if len(where) > 1 and not is_for_users(name[0])}
     assert several == {}
@@ -74,6 +76,7 @@ def test_parts_name_their_modules() -> None:
     ] == []
 
 
+@pytest.mark.slow
 def test_facts_of_names_alone_are_of_imported_ones() -> None:
     plain = {(fact.modules, fact.text) for part in parts() for fact in part.facts if fact.text.isidentifier()}
     found = set(users())

@@ -75,6 +75,7 @@ def listens(address: str) -> bool:
     return standby._listens("\0" + address)
 
 
+@pytest.mark.slow
 def test_a_standby_listens_until_it_is_taken_and_then_outlives_its_time(address: str) -> None:
     with StandbyProcess(address, 2.0, 2.0, "taken") as process:
         assert listens(address)
@@ -90,6 +91,7 @@ def test_an_abandoned_standby_ends(address: str) -> None:
         assert not listens(address)
 
 
+@pytest.mark.slow
 def test_a_standby_that_replicas_look_after_stays(address: str) -> None:
     with StandbyProcess(address, 2.0, 60.0) as process:
         for _ in range(10):

@@ -54,6 +54,7 @@ async def test_a_version_of_serve_without_the_call_answers_false(monkeypatch: py
     assert not await stop(monkeypatch, RayTaskError("stop_exactly", "traceback", AttributeError("stop_replicas")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MirrorWanted", "CountRequests", "stop_exactly"])
 def test_the_code_for_serves_controller_comes_along(name: str) -> None:
     """Serve's controller may run where Mell is not installed."""

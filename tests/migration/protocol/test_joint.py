@@ -219,6 +219,7 @@ FAULTS: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_wrong_row_makes_two_owners(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, state, event, row = FAULTS[fault]
@@ -226,6 +227,7 @@ def test_one_wrong_row_makes_two_owners(fault: str, monkeypatch: pytest.MonkeyPa
     assert next(rivals(walk()), None) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [TargetState.ADOPTING, TargetState.PROVISIONAL, TargetState.OWNED])
 def test_refusal_of_a_repeated_adopt_makes_two_owners(state: TargetState, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source goes on, and the target with what the first message brought."""

@@ -36,12 +36,14 @@ def test_steady_demand_keeps_nothing_in_reserve() -> None:
     assert observed(lambda now: 1000, 300).change(0.99) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 0.99])
 def test_the_forecast_is_exceeded_as_often_as_allowed(share: float) -> None:
     found = shortages(noise, 3000, share)
     assert (1 - share) / 2 < found < (1 - share) * 2
 
 
+@pytest.mark.slow
 def test_bursts_that_return_are_kept_in_reserve() -> None:
     def bursts(now: int) -> int:
         return 3000 if now % 200 < 20 else 1000

@@ -104,6 +104,7 @@ def walked(until_excess: bool = False) -> tuple[int, int]:
     return len(seen), most
 
 
+@pytest.mark.slow
 def test_no_state_exceeds_the_budget() -> None:
     states, most = walked()
     assert most == BUDGET
@@ -146,6 +147,7 @@ BROKEN: dict[str, list[tuple[type, str, Callable[..., object] | property]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BROKEN)
 def test_the_walk_notices_a_broken_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceLedger, "check_integrity", lambda ledger: None)

@@ -42,6 +42,7 @@ def require(path: Path, *options: str) -> None:
     require_affordable(read_order(plan_options([str(path), *LEVEL, *options])), 66, sample_runs)
 
 
+@pytest.mark.slow
 def test_a_week_is_refused_with_an_estimate_and_a_part(week: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "perf_counter", Slept(2.0))
     with pytest.raises(BadInput) as refused:
@@ -55,6 +56,7 @@ def test_a_week_is_refused_with_an_estimate_and_a_part(week: Path, monkeypatch: 
     assert found and int(found[1]) > 50 and 2 * 86_400 - 3600 < int(found[4]) < 2 * 86_400 + 600
 
 
+@pytest.mark.slow
 def test_an_explicit_horizon_is_obeyed(
     week: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

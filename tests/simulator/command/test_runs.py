@@ -46,6 +46,7 @@ def test_a_series_is_optional() -> None:
     assert len(replace(RUN, with_series=True).perform(ignore)["series"]) == 30
 
 
+@pytest.mark.slow
 def test_parallel_runs_give_the_metrics_of_serial_ones() -> None:
     shown: list[float] = []
     assert perform_all(RUNS, 2, shown.append) == perform_all(RUNS, 1, ignore)
@@ -60,6 +61,7 @@ def test_progress_of_serial_runs_adds_up() -> None:
     assert (shown[0], shown[-1]) == (0.0, 60.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_the_others_and_raises() -> None:
     endless = replace(RUN, setup=replace(SETUP, horizon_s=1e9), window=Window(0.0, 1e9))
     with pytest.raises(ValueError, match="there is no policy 'none'"):

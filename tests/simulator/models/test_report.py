@@ -17,6 +17,7 @@ from tests.simulator.models.small import options, small_plan, write_models, writ
 ROWS = [(0.0, "a"), (30.0, "b"), (60.0, "c"), (90.0, "a"), (300.0, "b")]
 
 
+@pytest.mark.slow
 def test_a_plan_has_every_contender_and_every_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, models = write_trace(tmp_path, ROWS), write_models(tmp_path, {"a": {}, "b": {}, "c": {"weight": 2.0}})
     assert main(options(trace, models, "--ttft-p99", "2", "--json", str(tmp_path / "plan.json"))) == 0
@@ -32,6 +33,7 @@ def test_a_plan_has_every_contender_and_every_model(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.slow
 def test_a_level_of_its_own_counts_for_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, models = write_trace(tmp_path, ROWS), write_models(tmp_path, {name: {"ttft_p99_s": 0.5} for name in "abc"})
     assert main(options(trace, models, "--json", str(tmp_path / "plan.json"))) == 0
@@ -42,6 +44,7 @@ def test_a_level_of_its_own_counts_for_a_model(tmp_path: Path, capsys: pytest.Ca
     assert "Mell misses the level" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_memory_of_every_device(tmp_path: Path) -> None:
     trace, models = write_trace(tmp_path, ROWS), write_models(tmp_path, {"a": {}, "b": {}, "c": {}})
     picture = tmp_path / "memory.svg"

@@ -56,6 +56,7 @@ class ParsedPage(HTMLParser):
             self.words.append(data)
 
 
+@pytest.mark.slow
 def test_reports_are_compared_side_by_side() -> None:
     seen = ParsedPage(render([NamedReport("packed", report(1, 0.05)), NamedReport("spread", report(3, 0.2))]))
     rows = {row[0]: row[1:] for row in seen.rows[1:]}

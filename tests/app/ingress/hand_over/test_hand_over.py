@@ -267,6 +267,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking, "LOOK_S", 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_mell_that_is_away_gets_no_request_until_it_answers_a_question(two: Two) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -285,6 +286,7 @@ async def test_a_mell_that_is_away_gets_no_request_until_it_answers_a_question(t
         assert await output(conversation, 30) == whole(request) and await output(second, 30) == whole(other)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_requests_come_back_from_a_mell_that_has_lost_its_replicas() -> None:
     async with two_mells(patience_s=60.0) as two, contextlib.AsyncExitStack() as stack:
@@ -311,6 +313,7 @@ def sockets(mell: Mell) -> int:
     return sum(isinstance(each, WebSocketsSansIOProtocol) for each in mell.server._server.server_state.connections)
 
 
+@pytest.mark.slow
 async def test_a_replaced_link_stays_as_long_as_its_requests(two: Two) -> None:
     async with contextlib.AsyncExitStack() as stack:
         (first,) = await opened(two, stack, request := spec(tokens=LONG))

@@ -63,6 +63,7 @@ async def test_a_client_that_does_not_end_its_head_is_cut(api: Api, begun: bytes
         await eventually(lambda: connections(server) == 0)
 
 
+@pytest.mark.slow
 async def test_a_client_that_sends_its_head_byte_by_byte_is_cut(api: Api) -> None:
     async with listening(api.app, **SHORT) as (port, _):
         client = await Client.connect(port)
@@ -370,6 +371,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", KEPT.values(), ids=KEPT)
 async def test_a_client_that_reads_slowly_and_steadily_gets_all(head: bytes) -> None:
     """Its kernel acknowledges nothing for longer than `flush_s` at a time."""

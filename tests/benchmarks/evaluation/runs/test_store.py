@@ -53,6 +53,7 @@ def test_failed_run_is_named(store: Store) -> None:
         carry_out(store, [replace(CASE, capacity=1)], processes=1, quiet=True)
 
 
+@pytest.mark.slow
 def test_number_of_processes_does_not_change_the_outcome(store: Store, tmp_path: Path) -> None:
     cases = [CASE, replace(CASE, seed=1)]
     alone = carry_out(store, cases, processes=1, quiet=True)

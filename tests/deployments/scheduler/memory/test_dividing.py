@@ -276,6 +276,7 @@ async def played_often() -> None:
         await played(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BROKEN)
 async def test_a_broken_rule_exceeds_the_budget(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, broken = BROKEN[rule]
