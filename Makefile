@@ -59,7 +59,7 @@ imports: setup
 unit: setup ## Unit tests only
 	pytest $(UNIT) -m "not slow" $(WORKERS) $(ARGS)
 
-test: setup ## All tests, integration included
+test: setup ## All unit tests, and a selection of those of the real application
 	pytest $(UNIT) $(WORKERS) $(ARGS) $(MAY_BE_EMPTY)
 	pytest $(ALONE) $(ARGS) $(MAY_BE_EMPTY)
 

@@ -10,6 +10,7 @@ import pytest
 
 from app import tinymodel
 from app.tinymodel import CONTEXT, VOCAB_SIZE, cache_root, digest, ensure_tiny_model
+from tests.counts import LONG_ONLY
 
 
 @pytest.fixture
@@ -87,6 +88,7 @@ def make_in(cache: str, start: float, found: "multiprocessing.Queue[tuple[str, s
     found.put((str(folder), digest(folder)))
 
 
+@LONG_ONLY
 @pytest.mark.slow
 def test_concurrent_processes_share_one_model(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")

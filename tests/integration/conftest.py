@@ -318,7 +318,6 @@ def _sharing() -> dict[str, Any]:
         for name, source in (("tiny", ensure_tiny_model()), ("other", ensure_other_model()))
     ]
     args["memory"] |= {"budget_mib": SHARED_MIB}
-    args["scheduler"]["foresight_s"] = 0.0  # it would wake a model that was put to sleep soon after requests
     return config
 
 

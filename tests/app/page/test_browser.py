@@ -18,6 +18,7 @@ from app.ingress.http.control import ControlRoutes
 from policies.model import ReplicaState
 from policies.plan import Reason
 from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster, SyntheticModel
+from tests.counts import LONG_ONLY
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -539,6 +540,7 @@ def test_nothing_shifts_with_reduced_motion(browser: Any, served: Served) -> Non
     opened.context.close()
 
 
+@LONG_ONLY
 def test_it_is_fluid_with_200_replicas_and_5000_requests(browser: Any) -> None:
     service = Served(SyntheticCluster(200, 5000), live=True)
     try:
