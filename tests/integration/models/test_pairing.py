@@ -187,7 +187,7 @@ async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of
     model = pair.a.resizer.memory.model
     before = model.need(pair.a.resizer.report.ordered)
 
-    # A pair forms under streams.
+    # A pair forms under streams, and others begin in it.
     streams = asyncio.create_task(pair.answers("forming"))
     await running(pair, "forming")
     await pair.paired()
@@ -201,8 +201,12 @@ async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of
         assert before - model.block < model.need(report.held) <= before
         assert member.engine.memory is not None
         assert member.engine.memory.size == report.held.blocks, "the pool has grown"
+    await pair.forget()
+    assert await pair.answers("paired") == want
+    look = await pair.a.half.look()
+    assert min(look.hops, look.served) > 100
     if LONG:
-        await others_begin_in_it(pair, want)
+        await pool_changes_its_size(pair, want)
 
     # It is undone under streams.
     streams = asyncio.create_task(pair.answers("undone"))
@@ -211,9 +215,6 @@ async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of
     pair.b.pairing.undo("by hand")
     await pair.apart()
     assert await streams == want
-    look = await pair.a.half.look()
-    assert look.hops > 100
-    assert look.served > 100
     for member in pair.both:
         assert member.resizer.report.held.remote == 0
     if LONG:
@@ -237,10 +238,8 @@ async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of
     assert not pair.b.given_up
 
 
-async def others_begin_in_it(pair: Two, want: list[tuple[int, ...]]) -> None:
-    """Streams within a pair, and then while a pool changes its size: blocks change their places in both workers."""
-    await pair.forget()
-    assert await pair.answers("paired") == want
+async def pool_changes_its_size(pair: Two, want: list[tuple[int, ...]]) -> None:
+    """In the pair: blocks change their places in both workers."""
     for number, blocks in enumerate((90, 120), start=1):
         streams = asyncio.create_task(pair.answers(f"resized {number}"))
         await running(pair, f"resized {number}")
