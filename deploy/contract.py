@@ -18,7 +18,7 @@ from pathlib import Path
 
 from app.compatibility.contract import LIBRARIES, NO_START, LostPart, lost_parts, parts
 from app.compatibility.sources import SourceTree
-from app.compatibility.supported import Pair, pairs
+from app.compatibility.supported import VersionPair, pairs
 from app.tinymodel import cache_root
 
 _PYTHON = "3.12"
@@ -63,7 +63,7 @@ def expected_losses(given: dict[str, str]) -> list[set[str]]:
     return [set(pair.lost) for pair in fitting] or [set()]
 
 
-def _version(pair: Pair, library: str) -> str:
+def _version(pair: VersionPair, library: str) -> str:
     return pair.contract[LIBRARIES.index(library)]
 
 

@@ -19,7 +19,7 @@ class PairState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class VersionPair:
     """A pair of versions: `vllm` and `ray` are the first two numbers of each, such as 0.32.
 
     `contract` are the exact versions whose files were compared. `lost` are the titles of parts that are lost with it.
@@ -43,11 +43,11 @@ def minor(version: str) -> str:
 
 
 @functools.cache
-def pairs() -> tuple[Pair, ...]:
+def pairs() -> tuple[VersionPair, ...]:
     """The supported pairs, the recommended one first."""
     tables = tomllib.loads(SUPPORTED.read_text("utf-8"))["pair"]
     return tuple(
-        Pair(
+        VersionPair(
             minor(table["vllm"]),
             minor(table["ray"]),
             PairState(table["state"]),
@@ -59,7 +59,7 @@ def pairs() -> tuple[Pair, ...]:
     )
 
 
-def pair_of(vllm: str, ray: str) -> Pair | None:
+def pair_of(vllm: str, ray: str) -> VersionPair | None:
     """The supported pair of full versions, None if they are none."""
     return next((pair for pair in pairs() if pair.is_of(vllm, ray)), None)
 

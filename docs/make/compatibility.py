@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from app.compatibility.contract import NO_START, ContractPart, parts
-from app.compatibility.supported import Pair, pairs
+from app.compatibility.supported import VersionPair, pairs
 
 PAGE = Path(__file__).parents[1] / "compatibility.md"
 
@@ -63,7 +63,7 @@ def page() -> str:
     )
 
 
-def _pair_row(pair: Pair) -> Iterator[str]:
+def _pair_row(pair: VersionPair) -> Iterator[str]:
     lost = "; ".join(pair.lost) or "none"
     yield from (pair.contract[0], pair.contract[1], pair.state, lost, pair.note)
 
