@@ -13,11 +13,13 @@ It is undone under load, as soon as demand fits whole replicas again. A step of 
 member, so that members are kept even by step time.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import ceil, inf, isfinite
 from typing import NamedTuple
 
+from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import HopCosts, PrefillChunk, WholeStep, cycle_s
 from policies.memory.plan import ModelMemory
@@ -25,6 +27,12 @@ from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 
 LEAST_GAP = 0.15
 """Requests move between members whose step times differ by more than this share of the longer one."""
+RISE_S = 2.0
+"""Seconds over which the rise of demand is measured."""
+FLOW_S = 20.0
+"""Seconds over which prompts that arrive and outputs that end are measured."""
+REMEMBERED = 10_000
+"""The number of newest arrivals whose ends are awaited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +120,20 @@ class MemberLoad:
 
 @dataclass(frozen=True, slots=True)
 class PairSpeed:
-    """The speed of whole replicas, and what pairs add: hops, and the exchange of `kv_bytes` per token over a link.
+    """The speed of whole replicas, and what pairs add: hops, and the `exchange`, a line over the tokens whose KV goes.
 
     Members give their KV in turn, or all `together`.
     """
 
     replica: ReplicaSpeed
     hop: HopCosts
-    kv_bytes: Bytes
-    link_bytes_per_s: float
+    exchange: Line
     together: bool = False
 
     def exchange_s(self, members: Sequence[MemberLoad]) -> float:
         """Seconds until each member has given the KV of the layers that it drops to the others."""
         given = [member.used * (len(members) - 1) / len(members) for member in members]
-        return (max(given) if self.together else sum(given)) * self.kv_bytes / self.link_bytes_per_s
+        return self.exchange.seconds(max(given) if self.together else sum(given))
 
     def pace(self, members: Sequence[MemberLoad], more: float, outlook: "Outlook") -> "GroupPace":
         """The pace of a group whose members hold the share `more` of KV, and of decoding requests, on top.
@@ -169,15 +176,69 @@ class Outlook:
     """The demand of the last seconds.
 
     `rising_per_s` is the rise of the pool's demand, in tokens per second. `prompts_per_s` prompts of `prompt` tokens
-    arrive at each replica, and requests end with `output` tokens, on average. `start_s` is the time until a further
-    replica runs; infinite without a device for it.
+    arrive at each replica, and requests end with `output` tokens, on average; infinite if none ends. `start_s` is the
+    time until a further replica runs; infinite without a device for it.
     """
 
     rising_per_s: float
     prompts_per_s: float = 0.0
     prompt: Tokens = Tokens(1)
-    output: Tokens = Tokens(1)
+    output: float = 1.0
     start_s: float = inf
+
+
+class RecentDemand:
+    """The arrivals, ends and demand of a pool in the last seconds. Times are of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._demand: deque[tuple[float, float]] = deque()
+        self._prompts: deque[tuple[float, int]] = deque()
+        self._outputs: deque[tuple[float, int]] = deque()
+        self._running: dict[RequestId, int] = {}
+        self._since: float | None = None
+
+    def arrived(self, request: RequestId, prompt: int, now: float) -> None:
+        """Note the prompt of a request, in tokens. A request that comes again is no other arrival."""
+        self._since = now if self._since is None else self._since
+        if request not in self._running:
+            self._running[request] = prompt
+            if len(self._running) > REMEMBERED:
+                # The oldest ones may have left without an end.
+                del self._running[next(iter(self._running))]
+            self._prompts.append((now, prompt))
+        self._forget_old(now)
+
+    def ended(self, request: RequestId, tokens: int, now: float) -> None:
+        """Note the end of a request with `tokens` tokens in all."""
+        if (prompt := self._running.pop(request, None)) is not None and tokens > prompt:
+            self._outputs.append((now, tokens - prompt))
+        self._forget_old(now)
+
+    def outlook(self, demand: float, replicas: int, now: float, start_s: float = inf) -> Outlook:
+        """The outlook of a pool of `replicas` replicas with a `demand` in tokens, which is noted."""
+        self._demand.append((now, demand))
+        while len(self._demand) > 2 and self._demand[1][0] <= now - RISE_S:
+            self._demand.popleft()
+        self._forget_old(now)
+        began, before = self._demand[0]
+        span = min(FLOW_S, max(1.0, now - (now if self._since is None else self._since)))
+        return Outlook(
+            (demand - before) / (now - began) if now > began else 0.0,
+            len(self._prompts) / span / max(1, replicas),
+            _mean(self._prompts) if self._prompts else Tokens(1),
+            _mean(self._outputs) if self._outputs else inf,
+            start_s,
+        )
+
+    def _forget_old(self, now: float) -> None:
+        for noted in (self._prompts, self._outputs):
+            while noted and noted[0][0] < now - FLOW_S:
+                noted.popleft()
+
+
+def _mean(noted: Sequence[tuple[float, int]]) -> Tokens:
+    """The mean of lengths, each with its time; a token at least."""
+    return Tokens(max(1, round(sum(tokens for _, tokens in noted) / len(noted))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +260,10 @@ def form(
     """The groups that form now, as few as cover the lack of KV. A group adds `gain` tokens to its members' capacities.
 
     Replicas of one node with the least KV to exchange come first. A request that no whole replica can hold needs a
-    group at once.
+    group at once. Without a gain, none forms.
     """
+    if gain <= 0:
+        return ()
     groups = list(_candidates(pool, terms.size))
     if stuck := _first_for_long(pool, groups, gain):
         return (Pairing(_names(stuck), gain),)
@@ -211,7 +274,7 @@ def form(
     forming_s = max(speed.exchange_s(group) for group in groups)
     lacking = max(0.0, lacking + max(0.0, outlook.rising_per_s) * max(forming_s, terms.trigger_s))
     whole_s = _queue_s(pool, lacking, speed, outlook, GroupPace(1.0, 1.0))
-    if terms.predicts and outlook.start_s <= whole_s:
+    if terms.predicts and isfinite(outlook.start_s) and outlook.start_s <= whole_s:
         return ()
     chosen = groups[: max(1, ceil(lacking / gain))]
     rest = max(0.0, lacking - len(chosen) * gain)

@@ -8,20 +8,20 @@ layers is there once all are copied. To be undone, each member has to hold its o
 loaded and KV comes back, in the same way. From the first to the last layer, steps have the times of a whole group.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Protocol
 
+from policies.cost.lines import Line
 from policies.memory.pairing import (
     HeldRequestSize,
     MemberLoad,
     MemberMove,
-    Outlook,
     Pairing,
     PairSpeed,
+    RecentDemand,
     even_layers,
     form,
     level_members,
@@ -37,11 +37,6 @@ from simulator.world.moving import Mover
 from simulator.world.replicas import Replicas
 from simulator.world.setup import Exchange, PairSetup, Setup
 from simulator.world.terms import speed_of
-
-RISE_S = 2.0
-"""Seconds over which the rise of demand is measured."""
-FLOW_S = 20.0
-"""Seconds over which prompts that arrive and outputs that end are measured."""
 
 
 class GroupPhase(StrEnum):
@@ -132,15 +127,12 @@ class Groups:
         self._speed = PairSpeed(
             speed,
             pairs.hop,
-            Bytes(self._kv_bytes),
-            self._link.bytes_per_s,
+            Line(0.0, self._kv_bytes / self._link.bytes_per_s),
             pairs.exchange is not Exchange.IN_TURN,
         )
         self._groups: dict[tuple[ReplicaId, ...], Group] = {}
         self._fits_since: Mapping[tuple[ReplicaId, ...], float] = {}
-        self._demand: deque[tuple[float, float]] = deque()
-        self._prompts: deque[tuple[float, int]] = deque()
-        self._outputs: deque[tuple[float, int]] = deque()
+        self._demand = RecentDemand()
 
     def begin(self) -> None:
         """Form the groups that are there from the start."""
@@ -152,16 +144,17 @@ class Groups:
 
     def arrived(self, live: Live) -> None:
         """Note the prompt of a request."""
-        self._prompts.append((self._loop.now, live.job.prompt))
+        self._demand.arrived(live.id, live.job.prompt, self._loop.now)
 
     def over(self, live: Live) -> None:
         """Note the output of a request that has ended."""
-        self._outputs.append((self._loop.now, live.job.output))
+        self._demand.ended(live.id, live.job.prompt + live.job.output, self._loop.now)
 
     def decide(self) -> None:
         """Undo and form groups, level their members, and report their capacities; behind the decisions of an epoch."""
         loads = self._loads()
-        outlook = self._outlook(sum(load.demand for load in loads))
+        demand = sum(load.demand for load in loads)
+        outlook = self._demand.outlook(demand, len(self._pool.replicas.engines), self._loop.now)
         if not self._pairs.always:
             if self._pairs.restores:
                 self._undo(loads)
@@ -197,22 +190,6 @@ class Groups:
             engine.batch.context(now),
             movable,
             engine.lockstep is None and not self._pool.is_starting(engine.replica),
-        )
-
-    def _outlook(self, demand: float) -> Outlook:
-        now = self._loop.now
-        self._demand.append((now, demand))
-        while len(self._demand) > 2 and self._demand[1][0] <= now - RISE_S:
-            self._demand.popleft()
-        for noted in (self._prompts, self._outputs):
-            while noted and noted[0][0] < now - FLOW_S:
-                noted.popleft()
-        (begin, before), span = self._demand[0], min(FLOW_S, max(now, 1.0))
-        return Outlook(
-            (demand - before) / (now - begin) if now > begin else 0.0,
-            len(self._prompts) / span / len(self._pool.replicas.engines),
-            _mean(self._prompts),
-            _mean(self._outputs),
         )
 
     # --- decisions ----------------------------------------------------------------------------------------
@@ -356,8 +333,3 @@ class Groups:
 def speed_interferes(costs: Costs) -> bool:
     """True if requests join and leave a batch between two steps only, prefills included."""
     return costs.compute is not None and costs.compute.prefill and costs.compute.interference
-
-
-def _mean(noted: Sequence[tuple[float, int]]) -> Tokens:
-    """The mean of lengths, each with its time; one token without any."""
-    return Tokens(max(1, round(sum(tokens for _, tokens in noted) / max(1, len(noted)))))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import HopCosts, StepCosts
 from policies.memory.pairing import (
@@ -16,6 +17,7 @@ from policies.memory.pairing import (
     Outlook,
     PairingTerms,
     PairSpeed,
+    RecentDemand,
     even_layers,
     excess_moves,
     form,
@@ -27,7 +29,7 @@ from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 
 MODEL = LayeredMemory(ModelMemory(Bytes(4_000), Bytes(500), Bytes(0), Bytes(40), Blocks(1)), 10, Bytes(1_000))
 """Ten layers of 300 bytes, 1,000 bytes beside them, and blocks of 4 bytes per layer."""
-SPEED = PairSpeed(ReplicaSpeed(StepCosts(((1, 0.02),), context_s=1e-5), 0.0, 1000), HopCosts(), Bytes(100), 1e6)
+SPEED = PairSpeed(ReplicaSpeed(StepCosts(((1, 0.02),), context_s=1e-5), 0.0, 1000), HopCosts(), Line(0.0, 1e-4))
 TERMS = PairingTerms()
 CALM = Outlook(0.0, 1.0, Tokens(100), Tokens(100))
 GAIN = Tokens(500)
@@ -103,8 +105,33 @@ def test_a_pair_is_the_last_rung(pool: list[MemberLoad], outlook: Outlook) -> No
     assert form(pool, GAIN, SPEED, outlook, TERMS) == ()
 
 
+def test_while_no_request_ends_the_queue_waits_for_a_start_or_for_a_pair() -> None:
+    unending = replace(CALM, output=inf)
+    assert form([load(0), load(1)], GAIN, SPEED, unending, TERMS)
+    assert form([load(0), load(1)], GAIN, SPEED, replace(unending, start_s=30.0), TERMS) == ()
+    assert form([load(0), load(1)], Tokens(0), SPEED, unending, TERMS) == ()
+
+
+def test_the_outlook_is_that_of_the_last_seconds() -> None:
+    demand = RecentDemand()
+    for number in range(10):
+        demand.arrived(RequestId(f"r{number}"), 100 + number, 0.0)
+        demand.arrived(RequestId(f"r{number}"), 500, 0.1)
+    assert demand.outlook(1000.0, 2, 0.5).output == inf
+    demand.ended(RequestId("r0"), 150, 1.0)
+    demand.ended(RequestId("unknown"), 900, 1.0)
+    found = demand.outlook(2000.0, 2, 2.0, start_s=3.0)
+    assert found.rising_per_s == pytest.approx(1000 / 1.5)
+    assert (found.prompts_per_s, found.prompt) == (2.5, Tokens(104))
+    assert (found.output, found.start_s) == (50, 3.0)
+    demand.arrived(RequestId("late"), 100, 40.0)
+    assert len(demand._prompts) == 1, "nothing grows while nobody asks"
+    later = demand.outlook(2000.0, 2, 61.0)
+    assert (later.rising_per_s, later.prompts_per_s, later.output) == (0.0, 0.0, inf)
+
+
 def test_an_exchange_that_takes_longer_than_the_queue_does_not_pay() -> None:
-    slow = replace(SPEED, link_bytes_per_s=1e4)
+    slow = replace(SPEED, exchange=Line(0.0, 1e-2))
     assert form([load(0), load(1)], GAIN, slow, CALM, TERMS) == ()
     (pair,) = form([load(0), load(1)], GAIN, slow, CALM, replace(TERMS, predicts=False))
     assert pair.paired_s > pair.whole_s

@@ -120,8 +120,8 @@ def test_every_kind_of_exchange_sends_the_kv_of_half_of_the_layers(exchange: Exc
     world, log = played(burst(), replace(PAIRS, exchange=exchange, restores=False))
     (record,) = groups(world).records
     assert record.formed_s is not None and record.undoing_s is None
-    # At least what both held when the exchange began, which is nearly all of their memory.
-    assert record.sent >= 0.8 * 2 * 2_000 * 100 / 2
+    # At least what both held when the exchange began: demand counts with its rise, so some of their memory is free.
+    assert record.sent >= 0.7 * 2 * 2_000 * 100 / 2
     assert len(log.lives) == 40
 
 
