@@ -139,12 +139,14 @@ MoveAnswer = MoveAccepted | MoveRejected
 class PairOrder:
     """The scheduler's order to the lower half of a pair: to form it with `upper`. No two pairs have an `epoch`.
 
-    Requests that are in the way of the exchange have `shrink_s` seconds to move away.
+    Requests that are in the way of the exchange have `shrink_s` seconds to move away. An operator orders it `by_hand`,
+    or the policy does.
     """
 
     epoch: int
     upper: ReplicaId
     shrink_s: float
+    by_hand: bool = False
 
 
 class PinRefusal(StrEnum):

@@ -18,8 +18,9 @@ class PairReport:
     """A replica's half of a pair with `buddy`. `state` is that of `migration.memory.pair_tables`.
 
     It keeps `layers` [first, last). `remote` of its layers run at the buddy now, and `guest_layers` of the buddy's run
-    here. `hops` of its steps have waited `hop_seconds` seconds for the buddy, and `served` hops of the buddy ran here.
-    `cause` is the reason why the pair ends, or ended.
+    here. `hops` of its steps, with `hop_tokens` tokens, have waited `hop_seconds` seconds for the buddy, which was busy
+    with them for `buddy_seconds`, and `served` hops of the buddy ran here. The state began `state_s` seconds ago. An
+    operator has ordered the pair `by_hand`, or the policy. `cause` is the reason why it ends, or ended.
     """
 
     epoch: int
@@ -29,8 +30,12 @@ class PairReport:
     remote: int
     guest_layers: int = 0
     hops: int = 0
+    hop_tokens: int = 0
     hop_seconds: float = 0.0
+    buddy_seconds: float = 0.0
     served: int = 0
+    state_s: float = 0.0
+    by_hand: bool = False
     cause: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -45,6 +50,8 @@ class PairReport:
             "hops": self.hops,
             "hop_ms": None if not self.hops else 1e3 * self.hop_seconds / self.hops,
             "served": self.served,
+            "state_s": self.state_s,
+            "by_hand": self.by_hand,
             "cause": self.cause,
         }
 

@@ -288,7 +288,8 @@ class EngineReplica:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
         cache = expose_cache(self._cache(), self._copies.made, self._recomputation.ended, self._pool, self._id)
         memory = self._kv_pool.metrics(self._fence, self._pool)
-        return (*await asyncio.to_thread(expose_engine, self._id), *cache, *memory)
+        pairs = self._pairs.metrics(self._pool)
+        return (*await asyncio.to_thread(expose_engine, self._id), *cache, *memory, *pairs)
 
     # --- for the ingress ------------------------------------------------------------------------------
 
@@ -412,7 +413,7 @@ class EngineReplica:
     async def unpair(self, fence: int) -> None:
         """See `ControlApi.unpair`."""
         self._check_fence(fence)
-        if not self._pairs.undo("an operator has undone it"):
+        if not self._pairs.undo("it was ordered to end"):
             raise Refused(f"replica {self._id} is in no pair", Cause.UNEXPECTED)
 
     @property

@@ -1,19 +1,79 @@
 """A replica's half of a pair: asked for by the scheduler or by another replica, and undone before the replica stops."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from typing import Self
+
+from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
 
 from deployments.api.calls import PairOrder
 from deployments.api.report import PairReport
+from deployments.metrics.exposition import Family, expose
 from deployments.replica.elastic import KvPool
 from migration.memory.pair_run import Buddy, EngineHalf, PairProposal, PairShell
 from migration.memory.pair_tables import TOGETHER, HalfState
 from migration.memory.run import Resizer
 from migration.protocol.errors import Refused
 from policies.causes import Cause
-from policies.model import ReplicaId
+from policies.model import PoolId, ReplicaId
 
 log = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounts:
+    """Sums over pairs of a replica: those that have formed, and those that were undone, with the seconds of both.
+
+    `hops` of its steps have waited `hop_seconds` seconds, and `lost_steps` have yielded no token.
+    """
+
+    formed: int = 0
+    forming_s: float = 0.0
+    undone: int = 0
+    undoing_s: float = 0.0
+    hops: int = 0
+    hop_seconds: float = 0.0
+    lost_steps: int = 0
+
+    @classmethod
+    def of(cls, pairing: PairShell) -> Self:
+        """The counts of one pair."""
+        times, look = pairing.times, pairing.look
+        paired_at, ending_at, over_at = (
+            times.get(state) for state in (HalfState.PAIRED, HalfState.SHRINKING, HalfState.OVER)
+        )
+        forming_s = None if paired_at is None else paired_at - min(times.values())
+        is_undone = ending_at is not None and over_at is not None and HalfState.RESTORING not in times
+        return cls(
+            int(forming_s is not None),
+            forming_s or 0.0,
+            int(is_undone),
+            (over_at or 0.0) - (ending_at or 0.0) if is_undone else 0.0,
+            look.hops,
+            look.hop_seconds,
+            look.lost_steps,
+        )
+
+    def plus(self, other: "PairCounts") -> "PairCounts":
+        """The counts of these pairs and of others."""
+        return PairCounts(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics, as those of a registry."""
+        seconds = SummaryMetricFamily(
+            "mell_pair_seconds", "Forming and undoing of pairs, from the order to the end.", labels=("phase",)
+        )
+        seconds.add_metric(("forming",), self.formed, self.forming_s)
+        seconds.add_metric(("undoing",), self.undone, self.undoing_s)
+        yield seconds
+        hops = SummaryMetricFamily("mell_hop_seconds", "Waits of a pair's steps for the layers of the other replica.")
+        hops.add_metric((), self.hops, self.hop_seconds)
+        yield hops
+        lost = CounterMetricFamily("mell_lost_steps", "Steps without a token, since the pair's other replica was lost.")
+        lost.add_metric((), self.lost_steps)
+        yield lost
 
 
 class PairKeeper:
@@ -42,6 +102,7 @@ class PairKeeper:
         self._give_up = give_up
         self._pairing: PairShell | None = None
         self._ended: PairReport | None = None
+        self._past = PairCounts()
 
     @property
     def is_over(self) -> bool:
@@ -75,10 +136,21 @@ class PairKeeper:
             remote=look.remote,
             guest_layers=look.guest_layers,
             hops=look.hops,
+            hop_tokens=look.hop_tokens,
             hop_seconds=look.hop_seconds,
+            buddy_seconds=look.buddy_seconds,
             served=look.served,
+            state_s=asyncio.get_running_loop().time() - pairing.times[pairing.state],
+            by_hand=pairing.proposal.by_hand,
             cause=pairing.cause,
         )
+
+    def metrics(self, pool: PoolId) -> tuple[Family, ...]:
+        """The metrics of the replica's pairs; none if it cannot be in any."""
+        if self._half is None or self._half.unable is not None:
+            return ()
+        counts = self._past if self._pairing is None else self._past.plus(PairCounts.of(self._pairing))
+        return expose(counts, {"replica": self._own, "pool": pool})
 
     async def form(self, order: PairOrder) -> None:
         """Begin to form a pair with another replica, as the lower half. An order that is followed already is none.
@@ -93,7 +165,15 @@ class PairKeeper:
         # Each half of the layers costs a step about the same.
         boundary = (half.layers + 1) // 2
         proposal = PairProposal(
-            order.epoch, self._own, order.upper, boundary, half.layers, self._model, address, order.shrink_s
+            order.epoch,
+            self._own,
+            order.upper,
+            boundary,
+            half.layers,
+            self._model,
+            address,
+            order.shrink_s,
+            order.by_hand,
         )
         self._begin(proposal, half, resizer)
 
@@ -157,6 +237,8 @@ class PairKeeper:
 
     def _forget(self) -> None:
         self._ended = self.report()
+        if self._pairing is not None:
+            self._past = self._past.plus(PairCounts.of(self._pairing))
         self._pairing = None
 
 

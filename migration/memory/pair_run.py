@@ -30,7 +30,7 @@ class PairProposal:
     """The lower replica's offer to the upper one: a pair of this `epoch`, and the address of its worker.
 
     The lower one keeps layers [0, boundary) of `layers`. `model` names the weights. Requests that are in the way of the
-    exchange have `shrink_s` seconds to move away.
+    exchange have `shrink_s` seconds to move away. An operator has ordered it `by_hand`, or the policy.
     """
 
     epoch: int
@@ -41,14 +41,16 @@ class PairProposal:
     model: str
     address: str
     shrink_s: float
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PairLook:
     """The state of a pair in an engine's worker, see `migration.kv.pair`.
 
-    `remote` layers run at the buddy, and `guest_layers` of the buddy's run here. `hops` of steps have waited
-    `hop_seconds` seconds for it, and `served` of its hops ran here. `lost` is the reason why the buddy is lost.
+    `remote` layers run at the buddy, and `guest_layers` of the buddy's run here. `hops` of steps, with `hop_tokens`
+    tokens, have waited `hop_seconds` seconds for it, of which it was busy for `buddy_seconds`, and `served` of its hops
+    ran here. `lost` is the reason why the buddy is lost, and `lost_steps` have yielded no token since.
     """
 
     remote: int = 0
@@ -57,8 +59,11 @@ class PairLook:
     lost: str | None = None
     guest_layers: int = 0
     hops: int = 0
+    hop_tokens: int = 0
     hop_seconds: float = 0.0
+    buddy_seconds: float = 0.0
     served: int = 0
+    lost_steps: int = 0
 
 
 class EngineHalf(Protocol):
@@ -155,6 +160,8 @@ class PairShell:
         """The reason why the pair ends, or ended."""
         self.look = PairLook()
         """The newest look at the worker."""
+        self.times: dict[HalfState, float] = {}
+        """When each state began, by the event loop's clock."""
         self._is_lower = own == proposal.lower
         self._engine = engine
         self._resizer = resizer
@@ -184,6 +191,7 @@ class PairShell:
 
     def begin(self) -> None:
         """Begin to ask the buddy, or to connect to it."""
+        self._note_time()
         self._execute(PairAction.ASK if self._theirs is None else PairAction.LINK)
         self._watching = asyncio.create_task(self._watch())
 
@@ -203,10 +211,14 @@ class PairShell:
     def _note(self, cause: str | None) -> None:
         self.cause = self.cause or cause
 
+    def _note_time(self) -> None:
+        self.times.setdefault(self.state, asyncio.get_running_loop().time())
+
     def _feed(self, event: PairEvent) -> None:
         before = self.state
         for command in self._half.feed(event):
             self._execute(command)
+        self._note_time()
         if self.state is HalfState.OVER and before is not HalfState.OVER:
             log.info("the pair %d with replica %s is over: %s", self.proposal.epoch, self.buddy, self.cause)
 
@@ -262,12 +274,15 @@ class PairShell:
         while self.state is not HalfState.OVER:
             await asyncio.sleep(LOOK_S)
             try:
-                self.look = await self._engine.look()
+                look = await self._engine.look()
             except EngineEnded:
                 return
             except Exception as error:
                 self._end_look(error)
                 return
+            if look.hops >= self.look.hops:
+                # Once the worker has ended the pair, nothing is left of it there.
+                self.look = look
             if self.state in (HalfState.OVER, HalfState.ASKING, HalfState.RESTORING):
                 continue
             if lost := self.look.lost:

@@ -106,6 +106,8 @@ class PairHalf(Described):
     hops: int = Field(description="Steps of its requests that have been at the buddy.")
     hop_ms: float | None = Field(description="Mean time for which these steps waited for the buddy.")
     served: int = Field(description="Steps of the buddy's requests that have been here.")
+    state_s: float = Field(description="Seconds since the state began.")
+    by_hand: bool = Field(description="An operator has ordered the pair; otherwise the policy has.")
     cause: str | None = Field(description="The reason why the pair ends, or ended.")
 
 

@@ -15,6 +15,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 import torch
@@ -114,6 +115,7 @@ class Guests:
         try:
             with torch.inference_mode():
                 while (call := receive_call(connection)) is not None:
+                    began = time.perf_counter()
                     try:
                         if isinstance(call, Hello):
                             hello, segment = self._meet(call)
@@ -121,7 +123,7 @@ class Guests:
                             raise TransferFailed("the first call is no Hello")
                         else:
                             self._do(call, hello, segment.view(0, segment.size))
-                        answer = Answer()
+                        answer = Answer(seconds=time.perf_counter() - began)
                     except Exception as error:
                         # Nobody else sees it: the buddy loses its step, and gives the pair up.
                         if not isinstance(error, MigrationError):

@@ -33,11 +33,17 @@ COPY_BYTES = 1 << 22
 
 
 class HopStats:
-    """The hops of this worker's steps: their number, and the seconds that steps waited for them."""
+    """The hops of this worker's steps: their number, their tokens, and the seconds that steps waited for them.
+
+    Of these, the buddy was busy for `buddy_seconds`. `lost_steps` have yielded no token.
+    """
 
     def __init__(self) -> None:
         self.hops = 0
+        self.tokens = 0
         self.seconds = 0.0
+        self.buddy_seconds = 0.0
+        self.lost_steps = 0
 
 
 class Half:
@@ -268,12 +274,13 @@ class Half:
             self._computing.release()
             try:
                 assert self._steps is not None
-                self._steps.call(call)
+                self.stats.buddy_seconds += self._steps.call(call)
             except BuddyLost as error:
                 self._lose(str(error))
             finally:
                 self._computing.acquire()
             self.stats.hops += 1
+            self.stats.tokens += len(hidden_states)
             self.stats.seconds += time.perf_counter() - began
             if self.lost is None:
                 return tensors.hidden.clone(), tensors.residual.clone()

@@ -28,8 +28,8 @@ class BuddyLink:
             self.close()
             raise BuddyLost(f"the buddy's worker cannot be reached: {error}") from error
 
-    def call(self, call: Call) -> None:
-        """Have a call done. Raises BuddyLost; no call on this connection counts from then on."""
+    def call(self, call: Call) -> float:
+        """Have a call done; the seconds that the buddy took for it. Raises BuddyLost; no call counts from then on."""
         try:
             send(self._socket, call)
             answer: Answer = receive_answer(self._socket)
@@ -42,6 +42,7 @@ class BuddyLink:
         if answer.failure is not None:
             self.close()
             raise BuddyLost(f"the buddy's worker failed: {answer.failure}")
+        return answer.seconds
 
     @property
     def ended(self) -> bool:

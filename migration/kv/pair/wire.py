@@ -84,9 +84,10 @@ class FreeLayer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to a call; `failure` is the reason why nothing was done."""
+    """The answer to a call; `failure` is the reason why nothing was done. `seconds` passed since the call was here."""
 
     failure: str | None = None
+    seconds: float = 0.0
 
 
 Call = Hello | HopCall | PutRows | GetRows | MoveRows | LoseRows | FreeLayer

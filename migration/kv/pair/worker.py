@@ -57,6 +57,7 @@ class PairWorker(CPUWorker):
         runner = self.model_runner
         if self._half is None or not self._half.loses_steps or runner.execute_model_state is None:
             return super().sample_tokens(grammar_output)
+        self._half.stats.lost_steps += 1
         runner.execute_model_state = None
         connected, runner.kv_connector_output = runner.kv_connector_output, None
         ids = list(runner.input_batch.req_ids)
@@ -166,7 +167,10 @@ class PairWorker(CPUWorker):
             "lost": half.lost,
             "guest_layers": guests.layers,
             "hops": half.stats.hops,
+            "hop_tokens": half.stats.tokens,
             "hop_seconds": half.stats.seconds,
+            "buddy_seconds": half.stats.buddy_seconds,
+            "lost_steps": half.stats.lost_steps,
             "served": guests.hops,
         }
 

@@ -6,14 +6,17 @@ from typing import Any, cast
 import pytest
 
 from deployments.api.calls import PairOrder
+from deployments.metrics.exposition import merge
 from deployments.replica.elastic import KvPool
-from deployments.replica.pairing import PairKeeper
-from migration.memory.pair_run import EngineHalf, PairProposal
+from deployments.replica.pairing import PairCounts, PairKeeper
+from migration.memory.pair_run import EngineHalf, PairLook, PairProposal, PairShell
+from migration.memory.pair_tables import HalfState
 from migration.memory.run import EngineMemory, HostedRequests
 from migration.protocol.errors import PeerLost, Refused
 from policies.memory.ledger import MemoryOrder, OrderNumber
 from policies.memory.plan import MemoryPlan, ModelMemory
-from policies.model import Blocks, Bytes, ReplicaId
+from policies.model import SOLE_POOL, Blocks, Bytes, ReplicaId
+from tests.deployments.metrics.test_exposition import parsed
 from tests.migration.memory.test_memory_run import FakePool
 
 pytestmark = pytest.mark.virtual_time
@@ -96,6 +99,28 @@ async def test_a_replica_that_closes_while_its_engine_begins_is_not_paired() -> 
     assert made.keeper.is_over
     assert made.half.closed == 1
     assert await made.takes_orders()
+
+
+async def test_pairs_are_counted_with_their_hops_whether_they_last_or_are_over() -> None:
+    made = Keeper()
+    proposal = PairProposal(1, A, B, 2, 4, "model", "address", 1.0)
+    nothing: Any = None
+    shell = PairShell(proposal, A, nothing, nothing, AwayBuddy(), lambda _: None, lambda: None)
+    shell.times = {HalfState.ASKING: 10.0, HalfState.GIVING: 11.0, HalfState.PAIRED: 14.0}
+    shell.look = PairLook(remote=2, hops=100, hop_seconds=3.0, lost_steps=1)
+    made.keeper._pairing = shell
+    lasting = PairCounts(1, 4.0, 0, 0.0, 100, 3.0, 1)
+    assert PairCounts.of(shell) == lasting
+    shell.times |= {HalfState.SHRINKING: 30.0, HalfState.OVER: 32.5}
+    made.keeper._forget()
+    assert made.keeper.is_over
+    samples = parsed(merge([made.keeper.metrics(SOLE_POOL)]))
+    assert {labels[0]: n for labels, n in samples["mell_pair_seconds_count"].items()} == {"forming": 1, "undoing": 1}
+    assert {labels[0]: n for labels, n in samples["mell_pair_seconds_sum"].items()} == {"forming": 4.0, "undoing": 2.5}
+    for name, value in (("mell_hop_seconds_count", 100), ("mell_hop_seconds_sum", 3.0), ("mell_lost_steps_total", 1)):
+        assert list(samples[name].values()) == [value]
+    made.half.unable = "it has several workers"
+    assert made.keeper.metrics(SOLE_POOL) == ()
 
 
 async def test_a_refused_proposal_leaves_the_pool_as_it_was() -> None:
