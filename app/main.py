@@ -239,6 +239,7 @@ def _pool_config(settings: Settings, model: ModelSettings) -> SchedulerConfig:
         scales=scaling.target_ongoing_requests is None,
         copies=model.cache.copies,
         memory=settings.memory,
+        pairing=settings.pairing,
         weight=model.weight,
         prefill_replicas=model.prefill_replicas,
         auto_prefills=model.disaggregation.mode is Disaggregation.AUTO,

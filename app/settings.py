@@ -34,6 +34,7 @@ from deployments.config import (
     MemorySettings,
     MigrationSettings,
     NodePlacement,
+    PairingSettings,
     SchedulerSettings,
     ServiceLevelSettings,
     SettingsSection,
@@ -659,6 +660,9 @@ class Settings(ModelSections):
     """All settings under `args`."""
 
     memory: MemorySettings = Field(default_factory=MemorySettings, description="KV pools that change their sizes.")
+    pairing: PairingSettings = Field(
+        default_factory=PairingSettings, description="Pairs of replicas that share their layers in a burst."
+    )
     migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
@@ -721,6 +725,35 @@ class Settings(ModelSections):
                 "remove one of them"
             )
 
+    def _check_pairing(self, model: ModelSettings) -> None:
+        """Raise ValueError if the scheduler may pair replicas that cannot be paired."""
+        mode, place = self.pairing.mode, "pairing.mode"
+        if mode is Mode.OFF:
+            return
+        if self.memory.budget_mib is None:
+            raise ValueError(f"{place} is {mode}: replicas pair within memory.budget_mib only; set it, or write off")
+        if all(each.deployment_config.autoscaling_config.max_replicas < 2 for each in self.models):
+            raise ValueError(
+                f"{place} is {mode}: a pair has two replicas of a model; raise autoscaling_config.max_replicas, or "
+                "write off"
+            )
+        if model.deployment_config.autoscaling_config.max_replicas < 2:
+            return
+        if model.engine == "paced":
+            raise ValueError(f"{place} is {mode}: a paced engine has no layers to give; write off")
+        if model.workers > 1:
+            raise ValueError(
+                f"{place} is {mode}: layers of several workers are not given (engine_kwargs.tensor_parallel_size); "
+                "write off"
+            )
+        for name, reason in _UNPAIRABLE.items():
+            if model.engine_kwargs.get(name):
+                raise ValueError(f"{place} is {mode}, and engine_kwargs.{name} is set: {reason}; remove one of them")
+        if model.engine_kwargs.get("enforce_eager") is False:
+            raise ValueError(
+                f"{place} is {mode}: a compiled model's layers cannot be given; remove engine_kwargs.enforce_eager"
+            )
+
     def _check_names(self) -> None:
         """Raise ValueError if two models have a name, or an adapter's name, in common, or one deployment."""
         owners: dict[str, str] = {}
@@ -771,6 +804,7 @@ class Settings(ModelSections):
         self._check_frontend(model)
         self._check_disaggregation(model)
         self._check_memory(model)
+        self._check_pairing(model)
 
     def _check_frontend(self, model: ModelSettings) -> None:
         """Raise ValueError for parsers that vLLM lacks, and for adapters that no engine could load."""
@@ -844,6 +878,11 @@ class Settings(ModelSections):
             raise ValueError(f"ingress.max_requests is below the number of models, {len(self.models)}: raise it")
 
 
+_UNPAIRABLE = {
+    "enable_lora": "replicas with LoRA adapters are not paired",
+    "speculative_config": "replicas that decode speculatively are not paired",
+}
+"""The engine's arguments with which no replica is paired, and the reason."""
 _SIZES_OF_POOLS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
 """The engine's arguments that decide on the memory of its KV pool."""
 

@@ -14,6 +14,7 @@ from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Sizes, Terms
+from policies.memory.pairing import PairingTerms
 from policies.model import PoolId
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
@@ -184,6 +185,32 @@ class MemorySettings(SettingsSection):
         description="Replicas of a model that may sleep on a node with `budget_mib`, without parameters and KV pool; "
         "others that close stop.",
     )
+
+
+class PairingSettings(SettingsSection):
+    """Pairs of replicas that give each other layers in a burst, for KV, see memory.md#pairs."""
+
+    mode: Mode = Field(
+        Mode.OFF,
+        strict=False,
+        description='"act": the scheduler forms pairs where demand exceeds all KV pools, and undoes them; "observe": '
+        'it only proposes to; "off": pairs form and end by order alone. Less, if `scheduler.mode` is less.',
+    )
+    trigger_s: float = Field(1.0, ge=0, le=60, description="Demand counts with its rise in this time.")
+    restore_below: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Share of the KV of whole replicas that demand may have for a pair to end.",
+    )
+    restore_after_s: float = Field(
+        5.0, ge=0, description="Time for which demand has been below `restore_below` when a pair ends."
+    )
+
+    @property
+    def terms(self) -> PairingTerms:
+        """The terms of the policy."""
+        return PairingTerms(self.trigger_s, self.restore_below, self.restore_after_s)
 
 
 class CacheSettings(SettingsSection):
@@ -428,7 +455,8 @@ class DisaggregationSettings(SettingsSection):
 
 
 class SchedulerConfig(SchedulerSettings):
-    """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, copies and memory.
+    """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, copies, memory and
+    pairing.
 
     Divisions of memory give a pool's replicas parts by their `weight`.
 
@@ -444,6 +472,7 @@ class SchedulerConfig(SchedulerSettings):
     returns: bool = True
     copies: CopyMode = CopyMode.OFF
     memory: MemorySettings = MemorySettings()
+    pairing: PairingSettings = PairingSettings()
     weight: float = 1.0
     pools: Mapping[PoolId, "SchedulerConfig"] = {}
 
@@ -482,6 +511,8 @@ class SchedulerConfig(SchedulerSettings):
             prefill_replicas=self.prefill_replicas,
             returns=self.returns and self.prefill_replicas > 0,
             auto_prefills=self.auto_prefills,
+            pairing=self.pairing.mode,
+            pairing_terms=self.pairing.terms,
             pools={pool: config.terms for pool, config in self.pools.items()},
         )
 

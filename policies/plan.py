@@ -1,7 +1,7 @@
 """Plans, the decisions of epochs, and reports on the migrations that they ordered."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -122,7 +122,33 @@ class Close:
     replica: ReplicaId
 
 
-Action = Open | Eviction | Move | Placement | Close
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two replicas give each other layers, and gain `gained` tokens of KV together.
+
+    Predicted are the seconds until the first token of the queue's last request, in pairs and without; None: never, or
+    for a request that no replica alone can hold.
+    """
+
+    lower: ReplicaId
+    upper: ReplicaId
+    gained: Tokens
+    paired_s: float | None = None
+    whole_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpair:
+    """Two paired replicas get all of their layers back."""
+
+    lower: ReplicaId
+    upper: ReplicaId
+
+
+Pairs = tuple[Pair | Unpair, ...]
+"""The pairs that end and form in an epoch, in this order."""
+
+Action = Open | Eviction | Move | Placement | Close | Pair | Unpair
 """One thing to do. Every driver of the decision has an executor for each kind that its plans contain."""
 
 A = TypeVar("A", bound=Action)
@@ -134,13 +160,15 @@ class Plan:
 
     Moves and placements are one change: a move may need room that another one frees, unless moves take time.
     `deferred` are moves for which neither the links nor the targets' prefill budgets have room in this epoch. They are
-    dropped; the next epoch decides anew. `proposed` is only in plans of the mode `observe`.
+    dropped; the next epoch decides anew. `proposed` is only in plans of the mode `observe`, `proposed_pairs` only where
+    pairs or all decisions are observed.
     """
 
     actions: tuple[Action, ...] = ()
     queued: tuple[RequestId, ...] = ()
     deferred: tuple[Move, ...] = ()
     proposed: "Proposal | None" = None
+    proposed_pairs: Pairs = ()
 
     @classmethod
     def of(
@@ -157,6 +185,12 @@ class Plan:
         """The plan of these actions, each kind in its order."""
         actions: tuple[Action, ...] = (*opened, *evicted, *moves, *placements, *map(Close, closed))
         return cls(actions, queued, deferred, proposed)
+
+    def with_pairs(self, pairs: Pairs, proposed: bool = False) -> "Plan":
+        """The plan with pairs that end and form: behind all other actions, or only `proposed`."""
+        if proposed:
+            return replace(self, proposed_pairs=pairs)
+        return replace(self, actions=(*self.actions, *pairs))
 
     def actions_of(self, kind: type[A]) -> tuple[A, ...]:
         """The actions of one kind."""
@@ -186,6 +220,11 @@ class Plan:
     def closed(self) -> tuple[ReplicaId, ...]:
         """The ids of the replicas to stop."""
         return tuple(action.replica for action in self.actions_of(Close))
+
+    @property
+    def pairs(self) -> Pairs:
+        """The pairs that end and form."""
+        return tuple(action for action in self.actions if isinstance(action, Pair | Unpair))
 
 
 @dataclass(frozen=True, slots=True)

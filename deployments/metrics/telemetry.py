@@ -3,7 +3,7 @@ all pools the memory that they share.
 """
 
 from collections import Counter as Counts
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf, nan
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -16,6 +16,7 @@ from policies.cost.latencies import NO_TIMES
 from policies.decision.level.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.level.service import STATES, ServiceReport
 from policies.decision.limits import Mode
+from policies.decision.observation import PairPhase
 from policies.model import Bytes, PoolId, ReplicaState, Role
 from policies.plan import Path
 from policies.precedence import DEFAULT_CLASS
@@ -74,6 +75,7 @@ class Telemetry:
         self._copies = Counter("mell_cache_copies", COPIES, registry, ("reason", "outcome"))
         self._copy_bytes = Counter("mell_cache_copy_bytes", COPY_BYTES, registry)
         self._scales = False
+        self._pairs: Gauge | None = None
         self._dry_run: _DryRun | None = None
         self._service: _Service | None = None
 
@@ -119,6 +121,13 @@ class Telemetry:
         counts = Counts(roles)
         for role in Role:
             self._roles.set(counts[role], str(role))
+
+    def pairs(self, counts: Mapping[PairPhase, int]) -> None:
+        """Set the numbers of pairs of replicas by phase. Without a call this metric does not exist."""
+        if self._pairs is None:
+            self._pairs = Gauge("mell_pairs", "Pairs of replicas by phase.", self._registry, ("phase",))
+        for phase, count in counts.items():
+            self._pairs.set(count, str(phase))
 
     def begin_mode(self, mode: Mode) -> None:
         """End the metrics of other modes. The moves of a dry run are added to those of the last one."""

@@ -10,6 +10,7 @@ from deployments.config import SchedulerConfig
 from deployments.scheduler.dry_run import DryRun
 from deployments.scheduler.memory.nodes import NodeMemory
 from deployments.scheduler.memory.room import IdleTimes, replicas_to_sleep
+from deployments.scheduler.pairs import ProposedPairs
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recorder import Recorder
 from migration.protocol.errors import Refused
@@ -38,7 +39,8 @@ class Epochs:
 
     `last` is the beginning of the last epoch by `clock`. `ready` is set after the first epoch with a report, since
     arrivals can be placed from then on. `ordered` gives the mode that epochs are to have; by default that of `memory`
-    for good. `nodes` have the memory that the pools share. `dry_runs` are those of the mode `observe`, by pool.
+    for good. `nodes` have the memory that the pools share. `dry_runs` are those of the mode `observe`, by pool, and
+    `proposed_pairs` what would become of pairs where that is only proposed.
 
     An epoch that fails may leave anything half done: observations that are taken in part, moves that are planned and
     not ordered. So the epoch after it forgets all locations, and decides on a snapshot of the replicas.
@@ -207,9 +209,13 @@ class Epochs:
             pool.telemetry.begin_mode(self.mode)
         observes = self.mode is Mode.OBSERVE
         self.dry_runs = {pool.deployment: DryRun(pool.telemetry) for pool in self._pools if observes}
+        pairings = {pool.deployment: self._memory.pool(pool.deployment).terms.pairing_mode for pool in self._pools}
+        self.proposed_pairs = {pool: ProposedPairs() for pool, mode in pairings.items() if mode is Mode.OBSERVE}
 
     def _add_proposals(self, seen: Observation, plans: Plans) -> None:
-        """Add the proposals of the mode `observe` to the dry runs, once a replica has reported."""
+        """Add the proposals of the mode `observe` to the dry runs, once a replica has reported, and those of pairs."""
+        for id, proposed in self.proposed_pairs.items():
+            proposed.add_epoch(tuple(pair for plan in plans[id] for pair in plan.proposed_pairs))
         for report in seen.pools if self.dry_runs and self.ready.is_set() else ():
             pool = report.pool.deployment
             (proposal,) = (plan.proposed for plan in plans[pool] if plan.proposed is not None)

@@ -1,16 +1,29 @@
-"""The orders of operators about pairs of replicas: refused with a reason here, or carried out by the replicas."""
+"""Pairs of the replicas of one pool: their reports to the policy, and the orders to them, by operators or by plans.
 
-from collections.abc import Awaitable, Callable, Mapping
+An order is refused with a reason here, or carried out by the replicas. Their reports show whether a plan is followed.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
+from typing import Any
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PairOrder
 from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import PairReport
 from deployments.config import MemorySettings
 from deployments.scheduler.memory.ledgers import ReportedMemory
-from migration.memory.pair_tables import TOGETHER
+from migration.concurrency import Tasks
+from migration.memory.pair_tables import TOGETHER, HalfState
+from migration.memory.tables import PoolState
 from migration.protocol.errors import MigrationError, PeerLost
-from policies.model import ReplicaId, ReplicaState
+from policies.cost.hops import HopTotals
+from policies.decision.observation import PairMember, PairPhase
+from policies.model import ReplicaId, ReplicaState, Tokens
+from policies.plan import Pair, Pairs, Unpair
+
+log = logging.getLogger("ray.serve")
 
 _EPOCHS = 1 << 20
 """More pairs than a scheduler orders: their epochs are those of its fence."""
@@ -39,9 +52,37 @@ class PairOrders:
         self._reported = reported
         self._states = states
         self._numbers = count()
+        self._tasks = Tasks()
 
-    async def pair(self, lower: ReplicaId, upper: ReplicaId) -> MoveAnswer:
-        """Have two replicas that run form a pair. The order may come again."""
+    # --- for the policy -------------------------------------------------------------------------------
+
+    def members(self) -> tuple[PairMember, ...]:
+        """The replicas as the decision on pairs sees them, by their newest reports."""
+        reported = self._reported()
+        return tuple(_member(replica, reported[replica]) for replica in sorted(reported))
+
+    def form(self, pairs: Sequence[Pair]) -> None:
+        """Have pairs of a plan form, without waiting for the answers."""
+        for pair in pairs:
+            log.info(
+                "replicas %s and %s give each other layers, for %d tokens of KV", pair.lower, pair.upper, pair.gained
+            )
+            self._tasks.start(self._log(pair, self.pair(pair.lower, pair.upper, by_hand=False)))
+
+    def undo(self, pairs: Sequence[Unpair]) -> None:
+        """Have pairs of a plan undone, without waiting for the answers."""
+        for pair in pairs:
+            log.info("replicas %s and %s get their layers back", pair.lower, pair.upper)
+            self._tasks.start(self._log(pair, self.unpair(pair.lower)))
+
+    async def _log(self, pair: Pair | Unpair, order: Awaitable[MoveAnswer]) -> None:
+        if isinstance(answer := await order, MoveRejected):
+            log.warning("an order to the pair of %s and %s failed: %s", pair.lower, pair.upper, answer.message)
+
+    # --- orders ---------------------------------------------------------------------------------------
+
+    async def pair(self, lower: ReplicaId, upper: ReplicaId, by_hand: bool = True) -> MoveAnswer:
+        """Have two replicas that run form a pair, `by_hand` or by the policy. The order may come again."""
         reported = self._reported()
         if self._settings.budget_mib is None:
             return MoveRejected(422, "memory.budget_mib is not set: replicas are not paired")
@@ -53,7 +94,7 @@ class PairOrders:
             return MoveAccepted(lower)
         if refusal := self._refusal(reported, lower, upper):
             return refusal
-        order = PairOrder(self._fence * _EPOCHS + next(self._numbers), upper, self._settings.shrink_s)
+        order = PairOrder(self._fence * _EPOCHS + next(self._numbers), upper, self._settings.shrink_s, by_hand)
         return await self._ordered(lower, lambda control: control.pair(order, self._fence))
 
     async def unpair(self, replica: ReplicaId) -> MoveAnswer:
@@ -93,3 +134,104 @@ def are_together(pair: PairReport | None, other: ReplicaId) -> bool:
 
 def _pair(reported: Mapping[ReplicaId, ReportedMemory], replica: ReplicaId) -> PairReport | None:
     return reported[replica].memory.pair
+
+
+def _member(replica: ReplicaId, reported: ReportedMemory) -> PairMember:
+    memory, block_tokens = reported.memory, reported.block_tokens
+    model, size = memory.model, memory.model.need(memory.report.ordered)
+    whole = model.blocks_in(size)
+    # Each half of a pair gives half of its layers.
+    paired = min(memory.declared, model.blocks_in(size, model.layers // 2))
+    pair, phase = memory.pair, phase_of(memory.pair)
+    rests = memory.report.ordered.is_awake and memory.state == PoolState.SETTLED and memory.cause is None
+    return PairMember(
+        replica,
+        Tokens(whole * block_tokens),
+        Tokens(max(0, paired - whole) * block_tokens),
+        rests and memory.unpairable is None,
+        phase,
+        None if pair is None or phase is PairPhase.APART else pair.buddy,
+        pair is not None and pair.by_hand,
+        HopTotals() if pair is None else HopTotals(pair.hops, pair.hop_tokens, pair.hop_seconds - pair.buddy_seconds),
+        block_tokens,
+    )
+
+
+def phase_of(pair: PairReport | None) -> PairPhase:
+    """Where a replica stands with its newest pair."""
+    if pair is None or pair.state == HalfState.OVER:
+        return PairPhase.APART
+    if pair.state == HalfState.PAIRED:
+        return PairPhase.PAIRED
+    return PairPhase.FORMING if pair.state in TOGETHER else PairPhase.UNDOING
+
+
+def count_pairs(members: Sequence[PairMember]) -> Mapping[PairPhase, int]:
+    """The number of pairs in each phase. One is paired while both of its replicas are."""
+    phases: dict[frozenset[ReplicaId], set[PairPhase]] = {}
+    for member in members:
+        if member.buddy is not None:
+            phases.setdefault(frozenset((member.replica, member.buddy)), set()).add(member.phase)
+    order = (PairPhase.UNDOING, PairPhase.FORMING, PairPhase.PAIRED)
+    counts = Counter(next(phase for phase in order if phase in found) for found in phases.values())
+    return {phase: counts[phase] for phase in order}
+
+
+class ProposedPairs:
+    """The proposals of pairs, and of their ends, that nobody follows. Each counts once until it is proposed no more."""
+
+    def __init__(self) -> None:
+        self._newest: Pairs = ()
+        self._formed = 0
+        self._undone = 0
+
+    def add_epoch(self, pairs: Pairs) -> None:
+        """Take the proposals of an epoch."""
+        known = {(type(pair), pair.lower, pair.upper) for pair in self._newest}
+        for pair in pairs:
+            if (type(pair), pair.lower, pair.upper) in known:
+                continue
+            if isinstance(pair, Pair):
+                self._formed += 1
+                log.info("pairing would have %s and %s give each other layers", pair.lower, pair.upper)
+            else:
+                self._undone += 1
+                log.info("pairing would have %s and %s get their layers back", pair.lower, pair.upper)
+        self._newest = pairs
+
+    def to_json(self) -> dict[str, Any]:
+        """The member `proposed` of `pairing` in `/mell/state`."""
+        return {
+            "formed": self._formed,
+            "undone": self._undone,
+            "now": [
+                {"lower": pair.lower, "upper": pair.upper, "forms": isinstance(pair, Pair)} for pair in self._newest
+            ],
+        }
+
+
+def pairs_json(reported: Mapping[ReplicaId, ReportedMemory]) -> list[dict[str, Any]]:
+    """The member `pairs` of `pairing` in `/mell/state`: those that are not over, by the newest reports of their halves.
+
+    A half whose other one is lost is in it, too.
+    """
+    found: dict[frozenset[str], dict[str, Any]] = {}
+    for replica, half in ((replica, reported[replica].memory.pair) for replica in sorted(reported)):
+        if half is None or half.state == HalfState.OVER:
+            continue
+        is_lower = half.layers[0] == 0
+        lower, upper = (replica, half.buddy) if is_lower else (half.buddy, replica)
+        found.setdefault(
+            frozenset((lower, upper)),
+            {
+                "lower": lower,
+                "upper": upper,
+                "boundary": half.layers[1] if is_lower else half.layers[0],
+                "phase": str(phase_of(half)),
+                "state": half.state,
+                "state_s": half.state_s,
+                "by_hand": half.by_hand,
+                "cause": half.cause,
+            },
+        )
+    return list(found.values())

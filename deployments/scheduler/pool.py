@@ -1,7 +1,7 @@
 """One pool of the live scheduler: the sources of its observations, and the executors of its plans."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -10,6 +10,7 @@ from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.gatherer import Gatherer
 from deployments.scheduler.listing import Listing
 from deployments.scheduler.memory.room import IdleTimes
+from deployments.scheduler.pairs import PairOrders, count_pairs
 from deployments.scheduler.scaler import Scaler
 from policies.cluster.capacity import dispensable
 from policies.cluster.cluster import Cluster
@@ -17,7 +18,7 @@ from policies.cost.latencies import ReachedTimes
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Roster
 from policies.model import PoolId, ReplicaId, ReplicaState, Tokens
-from policies.plan import Action, Close, Eviction, Move, Open, Placement, Plan, Reason
+from policies.plan import Action, Close, Eviction, Move, Open, Pair, Placement, Plan, Reason, Unpair
 
 Executor = Callable[[Sequence[Any]], None]
 """Carries out all actions of one kind of a plan."""
@@ -29,7 +30,10 @@ def _leave(actions: Sequence[Action]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LivePool:
-    """The replicas of one deployment. `fence` is the scheduler's, `reached` the times that clients got of them."""
+    """The replicas of one deployment. `fence` is the scheduler's, `reached` the times that clients got of them.
+
+    `pairs` are the orders to pairs of replicas; None: no plan has any.
+    """
 
     deployment: PoolId
     fence: int
@@ -39,6 +43,7 @@ class LivePool:
     dispatch: Dispatch
     scaler: Scaler
     telemetry: Telemetry
+    pairs: PairOrders | None = None
     reached: ReachedTimes = field(default_factory=ReachedTimes)
 
     async def gather(self) -> None:
@@ -60,7 +65,12 @@ class LivePool:
         )
         others = self.listing.others(roster.statuses)
         moves, copies = self.dispatch.take_reports(), self.dispatch.take_copies()
-        return roster.observe(pool, moves, scaler.opening, others, self.listing.leaving(), copies)
+        seen = roster.observe(pool, moves, scaler.opening, others, self.listing.leaving(), copies)
+        if self.pairs is None:
+            return seen
+        members = self.pairs.members()
+        self.telemetry.pairs(count_pairs(members))
+        return replace(seen, members=members)
 
     @property
     def _sleeps(self) -> bool:
@@ -89,6 +99,8 @@ class LivePool:
             **(scaling if scales else dict.fromkeys(scaling, _leave)),
             **dict.fromkeys((Placement, Eviction), _leave),
         }
+        if self.pairs is not None:
+            executors |= {Pair: self.pairs.form, Unpair: self.pairs.undo}
         for kind, actions in groupby(plan.actions, type):
             executors[kind](tuple(actions))
         if scales:

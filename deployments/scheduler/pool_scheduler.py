@@ -19,7 +19,7 @@ from deployments.scheduler.listing import Listing
 from deployments.scheduler.memory.ledgers import ReportedMemory
 from deployments.scheduler.memory.nodes import NodeMemory
 from deployments.scheduler.memory.view import devices_json
-from deployments.scheduler.pairs import PairOrders
+from deployments.scheduler.pairs import PairOrders, pairs_json
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
@@ -145,7 +145,15 @@ class PoolScheduler:
             lambda: {replica: status.state for replica, status in self._roster.statuses.items()},
         )
         self.live = LivePool(
-            self.id, fence, listing, self._gatherer, self._roster, self._dispatch, ports.scaler, ports.telemetry
+            self.id,
+            fence,
+            listing,
+            self._gatherer,
+            self._roster,
+            self._dispatch,
+            ports.scaler,
+            ports.telemetry,
+            None if nodes is None else self._pairs,
         )
 
     async def listed(self) -> None:
@@ -309,7 +317,16 @@ class PoolScheduler:
             state["disaggregation"] = prefills.to_json()
         if self._nodes is not None:
             state["devices"] = devices_json(self._nodes, self._epochs().mode is Mode.ACT)
+            state["pairing"] = self._pairing()
         return state | ({"dry_run": dry_run} if dry_run else {})
+
+    def _pairing(self) -> dict[str, Any]:
+        """The member `pairing` of `/mell/state`."""
+        proposed = self._epochs().proposed_pairs.get(self.id)
+        return {
+            "mode": str(self._memory.terms.pairing_mode),
+            "pairs": pairs_json(self._reported_memory()),
+        } | ({} if proposed is None else {"proposed": proposed.to_json()})
 
     async def migrations(self) -> dict[str, Any]:
         """The body of `/mell/migrations`, newest first, from fresh reports."""

@@ -190,6 +190,24 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
             "Replicas that sleep, and the wakes that ended.",
         ),
+        Panel(
+            "Pairs of replicas",
+            "short",
+            (("sum by (pool, phase) (mell_pairs)", "{{pool}} {{phase}}"),),
+            "Pairs that form, that share their layers, and that end.",
+        ),
+        Panel(
+            "Waits in pairs",
+            "s",
+            (
+                (
+                    f"sum by (replica) (rate(mell_hop_seconds_sum[{RATE}])) "
+                    f"/ sum by (replica) (rate(mell_hop_seconds_count[{RATE}]))",
+                    "{{replica}}",
+                ),
+            ),
+            "Mean wait of a step for the layers at the other replica.",
+        ),
     ),
     "Migrations": (
         Panel(

@@ -8,6 +8,7 @@ All pools are observed before any decides. The steps of an epoch of a pool:
     hand over    move requests from replicas for prefills to those for decoding
     rebalance    let the policy react to the changes, within the epoch's budget of moves
     open         open replicas until the slack is free
+    pair         have replicas give each other layers, or get them back
     admit        keep the moves that are within the bounds and have a path, and take the others back
     close        close empty replicas that are not needed
     settle       return the difference from the beginning of the epoch as the plan
@@ -23,7 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple
 
 from policies.cluster.capacity import close_idle, is_starting, needed_replicas, spare_capacity
@@ -49,11 +50,12 @@ from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Observation, PoolReport
+from policies.decision.pairs import PairingView, decide_pairs, member_loads
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
 from policies.decision.slices import finish
-from policies.model import RETRY_S, Phase, PoolId, ReplicaId, ReplicaState, RequestId, Role
+from policies.model import RETRY_S, Blocks, Phase, PoolId, ReplicaId, ReplicaState, RequestId, Role
 from policies.paths.choice import URGENCY, Choice
-from policies.plan import Move, Plan, Proposal, Reason
+from policies.plan import Move, Pairs, Plan, Proposal, Reason
 from policies.prefix.reuse import worth_returning
 from policies.prefix.routing import Routing
 from policies.prefix.tree import HeldPrefix
@@ -68,6 +70,14 @@ class Admitted(NamedTuple):
 
     moves: tuple[Move, ...]
     deferred: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLeft:
+    """The KV blocks that replicas get by the newest division of memory, and the replicas that wait for any."""
+
+    growth: Mapping[ReplicaId, Blocks] = field(default_factory=dict)
+    waiting: frozenset[ReplicaId] = frozenset()
 
 
 @dataclass(slots=True)
@@ -117,19 +127,23 @@ def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Gener
         memory.division = DivisionMemory()
     if memory.terms.mode is not Mode.OFF:
         memory.division.divide(observation.devices, memory.pools, now, acts=memory.terms.mode is Mode.ACT)
+    memory_left = MemoryLeft(
+        {size.replica: size.blocks for sizes in memory.division.newest.values() for size in sizes},
+        frozenset(observation.waiting),
+    )
     plans = {}
     for pool, seen, changes in observed:
-        plans[seen.pool.deployment] = yield from _decide_pool(pool, seen, changes, now)
+        plans[seen.pool.deployment] = yield from _decide_pool(pool, seen, changes, memory_left, now)
     return plans
 
 
 def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan, ...]:
     """Decide an epoch of one pool. Updates the memory."""
-    return finish(_decide_pool(memory, seen, memory.observe(seen, now), now))
+    return finish(_decide_pool(memory, seen, memory.observe(seen, now), MemoryLeft(), now))
 
 
 def _decide_pool(
-    memory: PoolMemory, seen: PoolReport, changes: Changes, now: float
+    memory: PoolMemory, seen: PoolReport, changes: Changes, left: MemoryLeft, now: float
 ) -> Generator[None, None, tuple[Plan, ...]]:
     # During the observations of other pools, arrivals may have been placed on this one.
     changes = replace(changes, crossed=tuple(c for c in changes.crossed if memory.locations.is_placed(c.request)))
@@ -142,23 +156,26 @@ def _decide_pool(
     limits = terms.limits.resolve(memory.learned.experience, foreseen)
     learn_demand(memory, bounds, limits, now)
     cluster.decisions.begin_epoch(epoch_conditions(memory, seen, bounds, limits, now), now)
-    proposed = None
+    proposed: Proposal | None = None
+    pairs: Pairs = ()
     if terms.mode is Mode.OBSERVE:
-        proposed = _propose(memory, changes, limits, now)
+        proposed, pairs = _propose(memory, seen, changes, limits, left, now)
         yield
     assign_roles(memory, terms.mode is Mode.ACT, now)
     _evacuate(memory)
     if bounds.speed is not None:
         memory.learned.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
-        return (replace(_settle(memory, limits, now), proposed=proposed),)
+        return (replace(_settle(memory, limits, now), proposed=proposed, proposed_pairs=pairs),)
     if not terms.batched:
         _open_minimum(cluster)
         changes = replace(changes, waiting=tuple(cluster.in_order()))
         return tuple(_one_by_one(memory, changes, limits, now))
     up = _act(memory, changes)
+    pairs = _pair(memory, seen, left, now)
     yield
     plan = _settle(memory, limits, now, close=True)
+    plan = plan.with_pairs(pairs, proposed=terms.pairing_mode is Mode.OBSERVE)
     memory.scaled = Scaled(now, up, len(plan.opened), len(plan.closed), limits.linger_s)
     return (plan,)
 
@@ -211,6 +228,8 @@ def place(
         placing = Queue(replica.id, matched)
     if not exclude:
         memory.learned.experience.observe_arrival(arrival.tokens, now)
+        if memory.terms.pairing is not Mode.OFF:
+            memory.learned.pairing.demand.arrived(arrival.id, arrival.tokens, now)
     placed = _placed(memory, arrival, replica.id, label, now)
     memory.add_placement(request.id, placed, placing.matched.predicted)
     if then is None:
@@ -541,8 +560,29 @@ def _act(memory: PoolMemory, changes: Changes) -> ScaleUp | None:
     return below or (ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None)
 
 
-def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -> Proposal:
-    """The decision of the mode `act`. All of it is taken back, and the memory stays as it is.
+def _pair(memory: PoolMemory, seen: PoolReport, left: MemoryLeft, now: float) -> Pairs:
+    """The pairs of replicas that end and form, behind all other decisions."""
+    mode, pairing, cluster = memory.terms.pairing_mode, memory.learned.pairing, memory.cluster
+    if mode is Mode.OFF:
+        return ()
+    loads = member_loads(pairing, memory.locations, seen.members, left.growth, now)
+    view = PairingView(seen.members, loads, replica_speed(memory), _start_s(memory, left, now))
+    return decide_pairs(pairing, cluster, view, memory.terms.pairing_terms, mode is Mode.ACT, now)
+
+
+def _start_s(memory: PoolMemory, left: MemoryLeft, now: float) -> float:
+    """The seconds until a further replica runs; infinite if none may, or if those that may wait for memory."""
+    cluster, experience = memory.cluster, memory.learned.experience
+    may_come = cluster.supply.left > 0 or cluster.decisions.opened or experience.awaits_start(now)
+    if not may_come or any(replica in left.waiting for replica in memory.locations.statuses):
+        return inf
+    return _wake_s(memory) or experience.startup_s
+
+
+def _propose(
+    memory: PoolMemory, seen: PoolReport, changes: Changes, limits: Limits, left: MemoryLeft, now: float
+) -> tuple[Proposal, Pairs]:
+    """The decision of the mode `act`, and that on pairs. All of it is taken back, and the memory stays as it is.
 
     Without a pause: arrivals are placed on the cluster as it is.
     """
@@ -551,13 +591,14 @@ def _propose(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -
         assign_roles(memory, True, now)
         _evacuate(memory)
         _act(memory, changes)
+        pairs = _pair(memory, seen, left, now)
         moves = _decided_moves(memory)
         needed = needed_replicas(cluster)
         admitted = _admit(memory, moves, now)
         close_idle(cluster, now, limits.linger_s)
         plan = _live_plan(memory, cluster.decisions.planned(), admitted)
     cluster.note_idle(now)
-    return Proposal(plan, tuple(moves.values()), needed)
+    return Proposal(plan, tuple(moves.values()), needed), pairs
 
 
 def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -> Iterator[Plan]:

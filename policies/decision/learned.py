@@ -12,6 +12,7 @@ from policies.decision.level.predicted import PredictedTimes
 from policies.decision.level.risk import AdaptedRisk
 from policies.decision.limits import DemandHistory, Terms
 from policies.decision.observation import Status
+from policies.decision.pairs import PairingMemory
 from policies.model import ReplicaId, RequestId, Role, Tokens
 from policies.paths.estimates import Estimates
 from policies.paths.prices import Profile
@@ -41,6 +42,7 @@ class Learned:
         self.risk = AdaptedRisk()
         self.predicted = PredictedTimes()
         self.prefill_load = PrefillLoad()
+        self.pairing = PairingMemory()
         self.roles_by_hand: dict[ReplicaId, Role] = {}
         self._class_seen: dict[str, float] = {}
         if terms.speed is not None:
@@ -70,6 +72,7 @@ class Learned:
         """Forget the replicas that are lost; those in `left` exist."""
         for replica in lost:
             self.breaker.forget(replica)
+            self.pairing.forget_replica(replica)
             self.roles_by_hand.pop(replica, None)
         if lost:
             self.estimates.keep(left)

@@ -8,6 +8,7 @@ from policies.cluster.forecast import Forecast
 from policies.cluster.supply import Demand
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
+from policies.memory.pairing import PairingTerms
 from policies.model import PoolId
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, NO_CLASSES, ServiceClasses
@@ -149,7 +150,8 @@ class Terms:
     by which content decides on placements. With `copies`, replicas copy prefixes from each other. `classes` order
     requests. `sizes` are those for which replicas need room. `prefill_replicas` replicas are for prefills alone, the
     others for decoding (0: all are for both); what these compute `returns` to the former where that pays. With
-    `auto_prefills` that is their maximum: epochs decide on their number, arrivals on being prefilled there.
+    `auto_prefills` that is their maximum: epochs decide on their number, arrivals on being prefilled there. `pairing`
+    is the use of decisions on pairs of replicas, which follow from `pairing_terms`.
 
     `pools` are the terms of several pools, where these differ.
     """
@@ -178,11 +180,19 @@ class Terms:
     prefill_replicas: int = 0
     returns: bool = False
     auto_prefills: bool = False
+    pairing: Mode = Mode.OFF
+    pairing_terms: PairingTerms = field(default_factory=PairingTerms)
     pools: Mapping[PoolId, "Terms"] = field(default_factory=dict)
 
     def of(self, pool: PoolId) -> "Terms":
         """The terms of a pool, in the common mode."""
         return replace(self.pools.get(pool, self), mode=self.mode)
+
+    @property
+    def pairing_mode(self) -> Mode:
+        """The use of decisions on pairs: as of all others, or less."""
+        modes = self.mode, self.pairing
+        return next((mode for mode in (Mode.OFF, Mode.OBSERVE) if mode in modes), Mode.ACT)
 
     @property
     def has_level(self) -> bool:

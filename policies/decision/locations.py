@@ -524,8 +524,8 @@ class Locations:
         disaggregates = underway is not None and underway.move.reason is Reason.DISAGGREGATE
         return request.source if disaggregates and self.phase(request.id) not in SETTLED else None
 
-    def _count_backlogs(self) -> None:
-        """Set every replica's tokens that wait for their prefill: of requests in its queue, in prefill, or expected."""
+    def backlogs(self) -> dict[ReplicaId, int]:
+        """The tokens that wait for their prefill, by replica: of requests in its queue, in prefill, or expected."""
         backlogs: dict[ReplicaId, int] = {}
         for request_id in self._unsettled:
             request = self.cluster.requests[request_id]
@@ -534,6 +534,11 @@ class Locations:
                 backlogs[replica.id] = backlogs.get(replica.id, 0) + request.tokens
         for request_id, home in self.homes.items():
             backlogs[home] = backlogs.get(home, 0) + self.cluster.requests[request_id].tokens
+        return backlogs
+
+    def _count_backlogs(self) -> None:
+        """Set every replica's backlog."""
+        backlogs = self.backlogs()
         for replica in self.cluster.replicas.values():
             self.cluster.set_backlog(replica, backlogs.get(replica.id, 0))
 

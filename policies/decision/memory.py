@@ -5,7 +5,7 @@ follows from the newest reports, moves and placements: whatever an epoch leaves 
 it anew (`PoolMemory.observe` with a whole report).
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -21,7 +21,7 @@ from policies.decision.learned import Learned
 from policies.decision.level.scaling import Scaled
 from policies.decision.limits import Mode, Sizes, Terms
 from policies.decision.locations import Locations
-from policies.decision.observation import SETTLED, PoolReport, Status
+from policies.decision.observation import SETTLED, PairPhase, PoolReport
 from policies.decision.placement import Placed
 from policies.decision.slices import finish, in_slices
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
@@ -116,6 +116,7 @@ class PoolMemory:
         for _ in range(0, len(seen.sizes), slices.SLICE):
             grown += cluster.resize(islice(sizes, slices.SLICE), crossed)
             yield
+        self._follow_pairs(seen, now)
         for gone in in_slices(seen.gone):
             departed += locations.take_gone(gone)
             learned.forget_requests(q for q in gone if q not in locations.placed)
@@ -128,7 +129,7 @@ class PoolMemory:
             decoding += locations.take_requests(residents, crossed, moving)
         learned.experience.observe_growth(grown, locations.decoding - decoding, now)
         self._learn_running(seen, now)
-        yield from self._learn_steps(seen.replicas, now)
+        yield from self._learn_steps(seen, now)
         yield
         learned.experience.observe_replicas(seen.replicas, seen.lost, now)
         removed = locations.take_replicas(seen)
@@ -198,9 +199,23 @@ class PoolMemory:
         if not seen.whole:
             self.learned.experience.observe_running(len(self.cluster.requests) - len(self.cluster.waiting), now)
 
-    def _learn_steps(self, statuses: Sequence[Status], now: float) -> Iterator[None]:
-        """Add the steps of replicas since their last report to the experience."""
-        for number, some in enumerate(in_slices(statuses)):
+    def _follow_pairs(self, seen: PoolReport, now: float) -> None:
+        """Follow the pairs of the pool's replicas, and the ends of its requests, for the decision on pairs."""
+        if self.terms.pairing is Mode.OFF:
+            return
+        pairing, requests = self.learned.pairing, self.cluster.requests
+        pairing.follow(seen.members, now)
+        for request in seen.gone:
+            if request in requests and request not in self.locations.placed:
+                pairing.demand.ended(request, requests[request].tokens, now)
+
+    def _learn_steps(self, seen: PoolReport, now: float) -> Iterator[None]:
+        """Add the steps of replicas since their last report to the experience.
+
+        Those in pairs are no measure of a whole replica.
+        """
+        paired = {member.replica for member in seen.members if member.phase is not PairPhase.APART}
+        for number, some in enumerate(in_slices([status for status in seen.replicas if status.id not in paired])):
             if number:
                 yield
             for status in some:

@@ -6,8 +6,10 @@ between them gives the same plans when it is replayed from its beginning with a 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from policies.cost.fit import NO_STEPS, StepTotals
+from policies.cost.hops import NO_HOPS, HopTotals
 from policies.memory.plan import ModelMemory
 from policies.model import Blocks, Bytes, Phase, PoolId, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.prices import Profile
@@ -58,6 +60,35 @@ class Status:
     nominal: Tokens = Tokens(0)
 
 
+class PairPhase(StrEnum):
+    """Where a replica stands with its pair: in none, on the way there, in it, on the way back."""
+
+    APART = "apart"
+    FORMING = "forming"
+    PAIRED = "paired"
+    UNDOING = "undoing"
+
+
+@dataclass(frozen=True, slots=True)
+class PairMember:
+    """A replica that may share its layers, by its newest report.
+
+    `whole` tokens of KV fit with all layers, and `gain` more in a pair. It `can_pair` if it rests and nothing speaks
+    against it. `buddy` is the other replica of its pair, which an operator has ordered `by_hand`, or the policy;
+    `block_tokens` are the tokens of a KV block.
+    """
+
+    replica: ReplicaId
+    whole: Tokens
+    gain: Tokens
+    can_pair: bool = True
+    phase: PairPhase = PairPhase.APART
+    buddy: ReplicaId | None = None
+    by_hand: bool = False
+    hops: HopTotals = NO_HOPS
+    block_tokens: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A request and its replica; None before its first placement."""
@@ -75,6 +106,7 @@ class PoolReport:
     left all replicas. `moves` are the newest states of moves, `profiles` the measurements of new replicas. `opening` is
     the number of requested replicas that are not among the statuses yet. `caches` are the changes of replicas' KV
     caches; that of a replica which reports for the first time is whole. `copies` have ended since the last report.
+    `members` are all replicas that pairs may have, if the policy decides on pairs.
 
     If the report is `whole`, it is a snapshot: `replicas` and `requests` are all that exist, and `lost`, `gone` and
     `sizes` are empty.
@@ -92,6 +124,7 @@ class PoolReport:
     caches: Mapping[ReplicaId, CacheChange] = field(default_factory=dict)
     copies: tuple[CopyReport, ...] = ()
     whole: bool = False
+    members: tuple[PairMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

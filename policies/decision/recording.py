@@ -16,7 +16,7 @@ from policies.decision.devices import Division
 from policies.decision.limits import Mode, Terms
 from policies.decision.observation import Observation
 from policies.model import SOLE_POOL, PoolId, ReplicaId, RequestId, Role
-from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal
+from policies.plan import Eviction, Move, Open, Pair, Pairs, Placement, Plan, Proposal, Unpair
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,35 @@ class _RecordedPlan:
     closed: tuple[ReplicaId, ...] = ()
     deferred: tuple[Move, ...] = ()
     proposed: "_RecordedProposal | None" = None
+    pairs: "_RecordedPairs" = field(default_factory=lambda: _RecordedPairs())
+    proposed_pairs: "_RecordedPairs" = field(default_factory=lambda: _RecordedPairs())
 
     @classmethod
     def from_plan(cls, plan: Plan) -> "_RecordedPlan":
         proposed = None if plan.proposed is None else _RecordedProposal.from_proposal(plan.proposed)
         members = plan.moves, plan.placements, plan.evicted, plan.queued, plan.opened, plan.closed
-        return cls(*members, plan.deferred, proposed)
+        pairs = map(_RecordedPairs.from_pairs, (plan.pairs, plan.proposed_pairs))
+        return cls(*members, plan.deferred, proposed, *pairs)
 
     def to_plan(self) -> Plan:
         proposed = None if self.proposed is None else self.proposed.to_proposal()
         members = self.moves, self.placements, self.evicted, self.queued, self.opened, self.closed
-        return Plan.of(*members, self.deferred, proposed)
+        plan = Plan.of(*members, self.deferred, proposed).with_pairs(self.pairs.to_pairs())
+        return plan.with_pairs(self.proposed_pairs.to_pairs(), proposed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedPairs:
+    undone: tuple[Unpair, ...] = ()
+    formed: tuple[Pair, ...] = ()
+
+    @classmethod
+    def from_pairs(cls, pairs: Pairs) -> "_RecordedPairs":
+        undone = tuple(each for each in pairs if isinstance(each, Unpair))
+        return cls(undone, tuple(each for each in pairs if isinstance(each, Pair)))
+
+    def to_pairs(self) -> Pairs:
+        return (*self.undone, *self.formed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +179,14 @@ def terms_line(terms: Terms) -> bytes:
 
 
 def epoch_line(epoch: Epoch) -> bytes:
-    """The line of an epoch, without its end. Devices and replicas that wait are in it only if there are some."""
+    """The line of an epoch, without its end.
+
+    Devices, replicas that wait, and those that may pair, are in it only if there are some.
+    """
     seen = epoch.seen
-    without: Any = {"seen": {name for name in ("devices", "waiting") if not getattr(seen, name)}}
+    without: Any = {"seen": {name: True for name in ("devices", "waiting") if not getattr(seen, name)}}
+    if not any(report.members for report in seen.pools):
+        without["seen"]["pools"] = {"__all__": {"members"}}
     if not seen.devices:
         without["division"] = True
     return _EPOCH.dump_json(_RecordedEpoch.from_epoch(epoch), exclude=without)

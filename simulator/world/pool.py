@@ -22,7 +22,7 @@ from policies.decision.placement import Decision, NoReplica, Place
 from policies.memory.pairing import MemberMove
 from policies.model import Bytes, PoolId, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.prices import Profile
-from policies.plan import Close, Eviction, Move, MoveReport, Open, Path, Placement, Plan, Reason
+from policies.plan import Close, Eviction, Move, MoveReport, Open, Pair, Path, Placement, Plan, Reason, Unpair
 from policies.prefix.copies import Fetch
 from policies.rules.policy import Policy
 from simulator.caches.cache import SimulatedCache
@@ -441,6 +441,8 @@ class SimulatedPool:
                     self._start_request(action)
                 case Close():
                     self._close(action.replica)
+                case Pair() | Unpair():
+                    raise AssertionError("`Groups` decides on pairs")
                 case _:
                     assert_never(action)
         for move in plan.deferred:

@@ -13,6 +13,8 @@ from app.settings import Settings, check_installed
 from app.shipped import SHIPPED
 from deployments.config import SettingsSection
 from policies.cost.service import ServiceLevel
+from policies.decision.limits import Mode
+from policies.memory.pairing import PairingTerms
 from tests.integration.models.rows import How, row
 
 ROOT = Path(__file__).parents[2]
@@ -382,6 +384,51 @@ def test_an_engine_that_mell_cannot_serve_with_is_refused(feature: str, argument
 def test_engines_whose_pools_cannot_change_their_sizes_are_refused(others: dict[str, Any], message: str) -> None:
     assert message in refused({"memory": {"budget_mib": 4096}} | others)
     assert read_settings(others).memory.budget_mib is None
+
+
+PAIRABLE: dict[str, Any] = {
+    "memory": {"budget_mib": 4096},
+    "deployment_config": {"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}},
+}
+
+
+@pytest.mark.parametrize("mode", ["act", "observe"])
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"memory": {}}, "replicas pair within memory.budget_mib only"),
+        ({"deployment_config": {}}, "a pair has two replicas of a model; raise autoscaling_config.max_replicas"),
+        ({"engine": "paced"}, "a paced engine has no layers to give"),
+        ({"engine_kwargs": {"tensor_parallel_size": 2}}, "layers of several workers are not given"),
+        ({"engine_kwargs": {"enable_lora": True}}, "engine_kwargs.enable_lora is set: replicas with LoRA adapters"),
+        ({"engine_kwargs": {"enforce_eager": False}}, "a compiled model's layers cannot be given"),
+        ({"cache": {"dram_gib": 1.0}}, "cache.dram_gib: a tier of host memory finds KV blocks by ids"),
+    ],
+)
+def test_the_policy_pairs_only_what_can_be_paired(mode: str, others: dict[str, Any], message: str) -> None:
+    assert message in refused(PAIRABLE | others | {"pairing": {"mode": mode}})
+    assert read_settings(PAIRABLE | {"pairing": {"mode": mode}}).pairing.mode == mode
+
+
+def test_the_terms_of_pairs_are_those_of_the_settings() -> None:
+    assert read_settings({}).pairing.mode is Mode.OFF
+    pairing = {"mode": "act", "trigger_s": 2.0, "restore_below": 0.5, "restore_after_s": 9.0}
+    terms = _scheduler_config(read_settings(PAIRABLE | {"pairing": pairing})).terms
+    assert terms.pairing is Mode.ACT
+    assert terms.pairing_terms == PairingTerms(2.0, 0.5, 9.0)
+    for name, value in (("trigger_s", -1), ("restore_below", 0), ("restore_below", 1.5), ("restore_after_s", -1)):
+        assert f"  pairing.{name}: " in refused(PAIRABLE | {"pairing": {name: value}})
+
+
+def test_one_of_several_models_may_have_a_single_replica_where_others_pair() -> None:
+    entries: list[dict[str, Any]] = [
+        {"model_loading_config": {"model_id": name, "model_source": "folder"}, **scaled}
+        for name, scaled in (("a", {"deployment_config": PAIRABLE["deployment_config"]}), ("b", {}))
+    ]
+    shared = {"memory": {"budget_mib": 4096}, "pairing": {"mode": "act"}, "llm_configs": entries}
+    assert read_settings(shared).pairing.mode is Mode.ACT
+    entries[0]["engine_kwargs"] = {"enable_lora": True}
+    assert "llm_configs.0: pairing.mode is act, and engine_kwargs.enable_lora is set" in refused(shared)
 
 
 def test_several_models_share_a_budget_by_weight() -> None:

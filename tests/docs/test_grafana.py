@@ -18,10 +18,12 @@ from deployments.api.report import ElasticMemory
 from deployments.cache.mirror import Mirror
 from deployments.cache.occupancy import cache_report
 from deployments.metrics.cache import expose_cache
-from deployments.metrics.exposition import merge
+from deployments.metrics.exposition import expose, merge
 from deployments.metrics.instruments import LabelledRegistry
 from deployments.metrics.telemetry import Telemetry, expose_budgets
 from deployments.replica.elastic import expose_memory
+from deployments.replica.pairing import PairCounts
+from deployments.scheduler.pairs import count_pairs
 from docs.make.dashboard import PAGE, page
 from migration.kv.cache_events import PoolContents
 from migration.memory.run import ResizeCounts, WakeCounts
@@ -52,6 +54,7 @@ def exported() -> dict[str, set[str]]:
     scheduler, requests = Telemetry(SOLE_POOL), RequestTelemetry("model")
     scheduler.service(ServiceReport(ServiceLevel(ttft_p99_s=1.0)))
     scheduler.dry_run(1, 0)
+    scheduler.pairs(count_pairs(()))
     names = {name: labels | {"replica"} for name, labels in VLLM.items()}
     names["mell_metrics_unreachable"] = {"deployment", "replica"}
     for registry in (scheduler._registry, requests._registry):
@@ -68,6 +71,7 @@ def exported() -> dict[str, set[str]]:
         [
             expose_memory(pool, ResizeCounts(), WakeCounts(), SOLE_POOL, "a"),
             expose_budgets(["node"], Bytes(1000), "s"),
+            expose(PairCounts(), {"pool": SOLE_POOL, "replica": "a"}),
         ]
     ).decode()
     for family in text_string_to_metric_families(cache + memory):

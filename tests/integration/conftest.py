@@ -77,6 +77,7 @@ TURNS = {
     "disaggregated": 4,
     "paced": 5,
     "elastic": 7,
+    "pairing": 7,
     "sharing": 7,
     "crowded": 7,
     "sleeping": 8,
@@ -205,6 +206,12 @@ def elastic(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def pairing(stage: Stage) -> Application:
+    """Two replicas with real engines that the scheduler pairs in a burst."""
+    return stage.show("pairing", _pairing())
+
+
+@pytest.fixture
 def sharing(stage: Stage) -> Application:
     """A replica of each of two models with real engines, which share a budget of memory by demand."""
     return stage.show("sharing", _sharing())
@@ -302,6 +309,12 @@ def _elastic() -> dict[str, Any]:
     args["scheduler"] = {"mode": "act", "epoch_s": 0.5, "cooldown_s": 1.0}
     args["deployment_config"]["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 2}
     args["memory"] = {"budget_mib": 8000, "declared": ELASTIC_TIMES, "shrink_s": 5.0}
+    return config
+
+
+def _pairing() -> dict[str, Any]:
+    config = _elastic()
+    config["applications"][0]["args"]["pairing"] = {"mode": "act", "restore_after_s": 2.0}
     return config
 
 

@@ -22,6 +22,10 @@ OF_ELASTIC_POOLS = {
     "mell_blocks_renumbered",
     "mell_wakes",
     "mell_wake_seconds",
+    "mell_pairs",
+    "mell_pair_seconds",
+    "mell_hop_seconds",
+    "mell_lost_steps",
 }
 """Those that only `memory.budget_mib` brings: see `test_7_memory`."""
 

@@ -1,4 +1,4 @@
-"""Pairs of real replicas by order: streams run through both, and end with the tokens of whole replicas."""
+"""Pairs of real replicas: streams run through both, and end with the tokens of whole replicas."""
 
 import asyncio
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import psutil
 
 from tests.counts import LONG_ONLY
-from tests.integration.application import Application, Client, eventually, process
+from tests.integration.application import Application, Client, eventually, process, total
 from tests.integration.conftest import ELASTIC_BLOCKS
-from tests.integration.test_7_memory import as_at_the_start, memories, prompts, streamed
+from tests.integration.test_7_memory import as_at_the_start, have, memories, order, prompts, streamed
 
 pytestmark = LONG_ONLY
 
 STREAMS = 12
+SMALL = 64
+"""Blocks of a pool that a third of the streams fills."""
 
 
 async def pairs(client: Client) -> dict[str, dict[str, Any] | None]:
@@ -113,3 +115,32 @@ async def test_a_pair_survives_the_scheduler_and_its_streams_the_death_of_a_repl
 
         await eventually(replaced, within_s=240)
         await as_at_the_start(client)
+
+
+async def test_the_policy_pairs_replicas_in_a_burst_and_undoes_the_pair_behind_it(pairing: Application) -> None:
+    async with pairing.client() as client:
+        a, b = await as_at_the_start(client)
+        asked = prompts("burst", STREAMS, tokens=400)
+        want = await streamed(client, "whole", asked)
+        assert not (await client.state())["pairing"]["pairs"], "all of it fits"
+        await client.settle()
+
+        await order(client, **{a: SMALL, b: SMALL})
+        await have(client, **{a: SMALL, b: SMALL})
+        streams = asyncio.create_task(streamed(client, "burst", asked))
+        await reach(client, "paired", a, b)
+        (pair,) = (await client.state())["pairing"]["pairs"]
+        assert (pair["phase"], pair["boundary"], pair["by_hand"]) == ("paired", 2, False)
+        assert all(memory["blocks"] > SMALL for memory in (await memories(client)).values())
+        assert await streams == want
+
+        await reach(client, "over", a, b)
+        assert not (await client.state())["pairing"]["pairs"]
+        metrics = await client.metrics()
+        for phase in ("forming", "undoing"):
+            assert total(metrics, "mell_pair_seconds_count", phase=phase) == 2, "each half counts"
+        assert total(metrics, "mell_hop_seconds_count") > 0
+        for name in ("mell_hop_seconds", "mell_pair_seconds"):
+            print(f"{name}: {total(metrics, f'{name}_sum') / total(metrics, f'{name}_count'):.4f} s")
+        assert total(metrics, "mell_lost_steps_total") == 0
+        assert total(metrics, "mell_pairs") == 0

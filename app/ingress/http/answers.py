@@ -143,8 +143,8 @@ class SeatPart(Described):
     pool: str = Field(description="The deployment of its model.")
     model: str | None = Field(None, description="The id of its model; absent if there is only one.")
     by: str = Field(
-        description="The origin of its size: `demand`, `hand` (an operator's order), `start`. Or `starts`, `waits` "
-        "(for memory, to start or to wake), `asleep`, `silent`."
+        description="The origin of its size: `demand`, `hand` (an operator's order), `start`, `pair`. Or `starts`, "
+        "`waits` (for memory, to start or to wake), `asleep`, `silent`."
     )
     held_mib: int = Field(description="What it holds, by its newest report.")
     ordered_mib: int = Field(description="The most that it may hold, by its orders and its report.")
@@ -253,6 +253,14 @@ class State(Described):
     )
     devices: list[NodeMemoryState] = Field(
         default_factory=list, description="The memory of nodes. Only with `memory.budget_mib`."
+    )
+    pairing: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The `pairs` of replicas that are not over: which is `lower` and `upper`, the first layer of the "
+        "upper one (`boundary`), the `phase` (`forming`, `paired` or `undoing`), the `state` that began `state_s` "
+        "seconds ago, and whether an operator has ordered it (`by_hand`). `mode` is the policy's; in `observe`, "
+        "`proposed` counts the pairs that it would have `formed` and `undone`, and has those of `now`. Only with "
+        "`memory.budget_mib`.",
     )
     replicas: list[ReplicaDetails]
 

@@ -53,7 +53,8 @@ def _seat_json(memory: NodeMemory, seat: Seat, acts: bool) -> dict[str, Any]:
         "ordered_mib": mib_of(seat.bound),
     }
     if (size := memory.division.size_of(seat)) is None:
-        return found | {"why": _why_it_waits(memory, seat.replica) or _WHY.get(found["by"], "")}
+        why = _why_it_waits(memory, seat.replica) or _paired_with(memory, seat.replica) or _WHY.get(found["by"], "")
+        return found | {"why": why}
     target = size.blocks * block
     if size.want > target:
         why = "its requests want more than there is for it"
@@ -70,6 +71,15 @@ def _why_it_waits(memory: NodeMemory, replica: ReplicaId) -> str | None:
     return memory.starting.lacks.get(replica) if waits is None else waits.reason
 
 
+def _paired_with(memory: NodeMemory, replica: ReplicaId) -> str | None:
+    """The pair of a replica, with its state and its origin; None if it is in none."""
+    found = memory.ledgers.find(replica)
+    if found is None or not found.memory.is_paired or (pair := found.memory.pair) is None:
+        return None
+    origin = "by hand" if pair.by_hand else "by the policy"
+    return f"it shares its layers with {pair.buddy}, {origin}: {pair.state}"
+
+
 def _by(memory: NodeMemory, seat: Seat, acts: bool) -> str:
     """The origin of a replica's size."""
     if _why_it_waits(memory, seat.replica) is not None:
@@ -80,6 +90,8 @@ def _by(memory: NodeMemory, seat: Seat, acts: bool) -> str:
         return "silent"
     if not seat.reported.ordered.is_awake:
         return "asleep"
+    if _paired_with(memory, seat.replica) is not None:
+        return "pair"
     if seat.reported.by_hand:
         return "hand"
     return "demand" if acts and memory.division.size_of(seat) is not None else "start"

@@ -74,7 +74,7 @@ async def test_an_order_goes_to_the_lower_replica_under_an_epoch_of_its_own() ->
     for _ in range(2):
         assert await node.orders.pair(A, B) == MoveAccepted(A)
     first, second = (call[2] for call in node.calls)
-    assert first == PairOrder(first.epoch, B, 2.0)
+    assert first == PairOrder(first.epoch, B, 2.0, by_hand=True)
     assert first.epoch < second.epoch
     assert [call[:2] for call in node.calls] == [(A, "pair")] * 2
     assert await node.orders.unpair(B) == MoveAccepted(B)

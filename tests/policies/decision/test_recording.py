@@ -8,11 +8,13 @@ from policies.decision.limits import Terms
 from policies.decision.observation import Observation
 from policies.decision.recording import Epoch, Ordered, PlacedCall, RoleOrdered, epoch_line, parse_recording, terms_line
 from policies.model import SOLE_POOL, PoolId, ReplicaId, RequestId, Role, Tokens
-from policies.plan import Eviction, Move, Open, Placement, Plan, Proposal, Reason
+from policies.plan import Eviction, Move, Open, Pair, Placement, Plan, Proposal, Reason, Unpair
 
 A, B, P = ReplicaId("a"), ReplicaId("b"), RequestId("p")
 MOVE = Move(P, A, B, Tokens(30), Reason.DRAIN, 1)
+PAIRS = Unpair(A, B), Pair(A, B, Tokens(500), 3.0)
 PLAN = Plan.of((MOVE,), (Placement(P, B),), (Eviction(P, A, Tokens(30)),), (P,), (Open(B, "n"),), (A,), (MOVE,))
+PLAN = PLAN.with_pairs(PAIRS).with_pairs(PAIRS[1:], proposed=True)
 
 
 def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_was() -> None:
@@ -28,6 +30,8 @@ def test_a_recorded_plan_has_a_member_for_each_kind_of_action_and_is_read_as_it_
         "closed",
         "deferred",
         "proposed",
+        "pairs",
+        "proposed_pairs",
     ]
     assert (recorded["opened"], recorded["closed"]) == ([{"replica": "b", "node": "n"}], ["a"])
     assert observing["proposed"]["plan"] == recorded
