@@ -15,6 +15,7 @@ from app.cli.terminal import Terminal
 from app.client.documents import (
     ModelDocument,
     NodeDocument,
+    PairingDocument,
     PrefillsDocument,
     Records,
     ReplicaDocument,
@@ -93,6 +94,8 @@ def own_lines(model: StateDocument | ModelDocument) -> list[Text]:
         lines.append(scaling_line(model.scaling))
     if model.prefills:
         lines.append(prefills_line(model.prefills))
+    if model.pairing:
+        lines += pairing_lines(model.pairing)
     return lines
 
 
@@ -172,6 +175,19 @@ def prefills_line(prefills: PrefillsDocument) -> Text:
     head = f"{prefills.prefill_replicas} of at most {plural(prefills.at_most, 'replica')} for prefills"
     share = f", {prefills.apart_share:.0%} of the newest prompts there"
     return Text(f"{head}{share}: {why.get(prefills.reason, prefills.reason)}")
+
+
+def pairing_lines(pairing: PairingDocument) -> list[Text]:
+    """A line for each pair of replicas, and for each that the policy proposes."""
+    lines = []
+    for pair in pairing.pairs:
+        state = "" if pair.state == pair.phase else f" ({pair.state})"
+        origin = "by hand" if pair.by_hand else "by the policy"
+        cause = "" if pair.cause is None else f": {pair.cause}"
+        head = f"pair {pair.lower} + {pair.upper}, layers from {pair.boundary} on at {pair.upper}"
+        lines.append(Text(f"{head}, {origin}: {pair.phase}{state} for {age(pair.state_s)}{cause}"))
+    lines += [Text(f"would pair {lower} + {upper}", "cyan") for lower, upper in pairing.proposed]
+    return lines
 
 
 def replica_table(replicas: Sequence[ReplicaDocument], as_of: float) -> Table:

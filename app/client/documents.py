@@ -45,6 +45,29 @@ class PairDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class WholePairDocument:
+    """A pair of replicas that is not over. Layers from `boundary` on are those of the `upper` one."""
+
+    lower: str
+    upper: str
+    boundary: int
+    phase: str
+    state: str
+    state_s: float
+    by_hand: bool
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairingDocument:
+    """The pairs of a model's replicas, and those that the policy proposes to form now, where it only does that."""
+
+    mode: str
+    pairs: tuple[WholePairDocument, ...]
+    proposed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryDocument:
     """The elastic KV pool of a replica, in blocks, and the memory that the replica may have.
 
@@ -192,6 +215,7 @@ class ModelDocument:
     service: ServiceDocument | None
     scaling: ScalingDocument | None
     prefills: PrefillsDocument | None
+    pairing: PairingDocument | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +224,8 @@ class StateDocument:
 
     `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one,
     and `scaling` the reasons for the number of replicas, in mode `act`. `prefills` is None unless Mell decides on the
-    number of replicas for prefills. `configured_mode` is the mode without an operator's order. Of several models, each
-    has its own of these in `models`.
+    number of replicas for prefills, and `pairing` without `memory.budget_mib`. `configured_mode` is the mode without an
+    operator's order. Of several models, each has its own of these in `models`.
     """
 
     as_of: float
@@ -218,6 +242,7 @@ class StateDocument:
     configured_mode: str | None = None
     models: tuple[ModelDocument, ...] = ()
     nodes: tuple[NodeDocument, ...] = ()
+    pairing: PairingDocument | None = None
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -344,6 +369,7 @@ def parse_state(document: Any) -> StateDocument:
         configured_mode=document.get("configured_mode"),
         models=tuple(_model(item) for item in document.get("models", ())),
         nodes=tuple(_node(item) for item in document.get("devices", ())),
+        pairing=_pairing(document["pairing"]) if document.get("pairing") else None,
     )
 
 
@@ -364,6 +390,28 @@ def _model(item: Mapping[str, Any]) -> ModelDocument:
         service=_service(item["service"]) if item.get("service") else None,
         scaling=_scaling(item["scaling"]) if item.get("scaling") else None,
         prefills=_prefills(item["disaggregation"]) if item.get("disaggregation") else None,
+        pairing=_pairing(item["pairing"]) if item.get("pairing") else None,
+    )
+
+
+def _pairing(item: Mapping[str, Any]) -> PairingDocument:
+    proposed = item.get("proposed", {}).get("now", ())
+    return PairingDocument(
+        mode=str(item["mode"]),
+        pairs=tuple(
+            WholePairDocument(
+                lower=str(pair["lower"]),
+                upper=str(pair["upper"]),
+                boundary=int(pair["boundary"]),
+                phase=str(pair["phase"]),
+                state=str(pair["state"]),
+                state_s=float(pair["state_s"]),
+                by_hand=bool(pair["by_hand"]),
+                cause=pair.get("cause"),
+            )
+            for pair in item["pairs"]
+        ),
+        proposed=tuple((str(pair["lower"]), str(pair["upper"])) for pair in proposed if pair["forms"]),
     )
 
 

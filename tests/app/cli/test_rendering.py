@@ -10,7 +10,7 @@ from app.cli.cache import render_match
 from app.cli.formatting import Bar, age, cells, count, duration
 from app.cli.migrations import render_migrations
 from app.cli.models import model_rows, render_models
-from app.cli.status import memory_table, render_status
+from app.cli.status import header, memory_table, render_status
 from app.cli.top import Rates, TopView, render_top
 from app.client.documents import parse_match, parse_records, parse_state
 from policies.decision.matching import Basis, Routed
@@ -401,6 +401,22 @@ def test_ten_replicas_of_one_model_on_a_device_are_one_line_of_top(width: int) -
     (holders,) = [line for line in lines if line.startswith("4f0b45ba: ")]
     assert holders.startswith("4f0b45ba: replica0 900, replica1 899, ") and holders.endswith("…")
     assert 35 <= len(lines) <= 40 and max(map(len, lines)) <= width
+
+
+def test_pairs_have_a_line_each_in_the_status() -> None:
+    pair = {"lower": "a", "upper": "b", "boundary": 16, "state_s": 12.0, "by_hand": False, "cause": None}
+    proposed = {"formed": 1, "undone": 0, "now": [{"lower": "e", "upper": "f", "forms": True}]}
+    pairs = [
+        pair | {"phase": "paired", "state": "paired"},
+        pair | {"upper": "c", "phase": "undoing", "state": "loading", "by_hand": True, "cause": "the replica drains"},
+    ]
+    document = state(replica("a"), pairing={"mode": "observe", "pairs": pairs, "proposed": proposed})
+    lines = [line.plain for line in header(URL, parse_state(document), NOW)]
+    assert lines[-4:-1] == [
+        "pair a + b, layers from 16 on at b, by the policy: paired for 12 s",
+        "pair a + c, layers from 16 on at c, by hand: undoing (loading) for 12 s: the replica drains",
+        "would pair e + f",
+    ]
 
 
 def test_the_pair_of_a_replica_in_the_table_of_memory() -> None:
