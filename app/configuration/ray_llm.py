@@ -129,6 +129,7 @@ class _Mapping:
         self._has_gpus = has_gpus
         self._read = read
         own = {name: value for name, value in args.items() if name not in OF_SERVING_ARGS}
+        self._sleeps = self._section("memory", args.get("memory")).get("budget_mib") is not None
         entries = self._mapped(args[CONFIGS])
         for name in sorted(own.keys() & (OF_ENTRY | (OWN_ENTRY if len(entries) > 1 else frozenset()))):
             self.refusals.append(f"{name}: write it into {CONFIGS}, where the model is")
@@ -160,7 +161,7 @@ class _Mapping:
         made = []
         for number, given in enumerate(entries):
             if (found := self._entry(number, given)) is not None:
-                mapped = _MappedModel(found, self._has_gpus)
+                mapped = _MappedModel(found, self._has_gpus, self._sleeps)
                 made.append(mapped)
                 where = f"{CONFIGS}.{number}." if len(entries) > 1 else ""
                 self.refusals += [f"{where}{line}" for line in mapped.refusals]
@@ -209,14 +210,18 @@ class _Mapping:
 
 
 class _MappedModel:
-    """The mapping of one entry. `ingress_replicas` is its number of processes of the ingress, which models share."""
+    """The mapping of one entry. A model that `sleeps` may have no replica awake.
 
-    def __init__(self, entry: dict[str, Any], has_gpus: bool) -> None:
+    `ingress_replicas` is the number of processes of the ingress, which models share.
+    """
+
+    def __init__(self, entry: dict[str, Any], has_gpus: bool, sleeps: bool) -> None:
         self.settings: dict[str, Any] = {"engine_kwargs": {}, "deployment_config": {}}
         self.refusals: list[str] = []
         self.notes: list[str] = []
         self.ingress_replicas: Any = None
         self._has_gpus = has_gpus
+        self._sleeps = sleeps
         self._frontend: dict[str, Any] = {}
         self._take_entry(entry)
         self._own = {name: entry[name] for name in OWN_ENTRY if name in entry}
@@ -417,10 +422,12 @@ class _MappedModel:
         for name, value in given.items():
             where = f"deployment_config.autoscaling_config.{name}"
             if name in ("min_replicas", "max_replicas", "initial_replicas"):
-                if value == 0:
-                    self._note(where, "a replica stays open: 1 is the minimum")
+                least = 0 if name == "min_replicas" and self._sleeps else 1
+                if value == 0 and least:
+                    why = "a replica starts" if name != "min_replicas" else "without memory.budget_mib none sleeps"
+                    self._note(where, f"{why}: 1 is the minimum")
                 if value is not None:
-                    scaling[name] = value or 1
+                    scaling[name] = value or least
             elif name in _IGNORED_SCALING:
                 self._note(where, _SCALING)
             else:

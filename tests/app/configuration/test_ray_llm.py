@@ -67,6 +67,13 @@ def test_a_member_becomes_a_setting(members: dict[str, Any], path: str, value: A
     assert at(mapped(members), path) == value
 
 
+def test_a_model_may_have_no_replica_awake_where_replicas_sleep() -> None:
+    bounds = {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 2}
+    members = {"deployment_config": {"autoscaling_config": bounds}}
+    assert at(mapped(members, memory={"budget_mib": 4096}), SCALING) == {**bounds, "initial_replicas": 1}
+    assert at(mapped(members, memory={"budget_mib": None}), SCALING)["min_replicas"] == 1
+
+
 def test_a_model_runs_on_gpus_unless_the_entry_or_the_build_says_otherwise() -> None:
     parallel = {"engine_kwargs": {"tensor_parallel_size": 2}}
     assert mapped(parallel, has_gpus=True)["deployment_config"]["num_gpus"] == 2
