@@ -8,6 +8,7 @@ share a GPU take turns on it, and each gets an equal part of its memory.
 
 import argparse
 import contextlib
+import copy
 import json
 import math
 import os
@@ -57,6 +58,9 @@ RELAY = "benchmarks.instruments.relay"
 """The module of the process between engine and server, with `--relayed`."""
 
 ROOT = Path(__file__).parent.parent
+
+_OF_MODEL = ("model_loading_config", "engine_kwargs", "deployment_config")
+"""The sections of the settings that each of several models has for itself."""
 
 Device = Literal["cpu", "cuda"]
 
@@ -259,11 +263,18 @@ def control(port: int, rig: Rig = Rig(), log: Path | None = None, relayed: bool 
 
 @contextlib.contextmanager
 def mell(
-    port: int, replicas: int, rig: Rig = Rig(), log: Path | None = None, limit: StartLimit | None = None, **args: Any
+    port: int,
+    replicas: int,
+    rig: Rig = Rig(),
+    log: Path | None = None,
+    limit: StartLimit | None = None,
+    models: Sequence[Mapping[str, Any]] = (),
+    **args: Any,
 ) -> Iterator[int]:
     """Run Mell with a fixed number of engine replicas, and with migrations by order only.
 
-    `args` are merged into the application's settings. The server's output goes to the file `log`, if given.
+    `args` are merged into the application's settings, and those of each of several `models` into settings of its own.
+    The server's output goes to the file `log`, if given.
     """
     config = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     settings = config["applications"][0]["args"]
@@ -274,6 +285,9 @@ def mell(
     _merge(settings, rig.mell_settings())
     settings["deployment_config"]["autoscaling_config"] = {"min_replicas": replicas, "max_replicas": replicas}
     _merge(settings, args)
+    if models:
+        own = {section: settings.pop(section) for section in _OF_MODEL}
+        settings["llm_configs"] = [_merged(own, model) for model in models]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file)
         file.flush()
@@ -282,6 +296,13 @@ def mell(
         name = f"Mell, {replicas} replica(s)"
         with _process(command, port, name, rig.environment, log, limit):
             yield port
+
+
+def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the settings with more."""
+    found = copy.deepcopy(dict(settings))
+    _merge(found, more)
+    return found
 
 
 def _merge(settings: dict[str, Any], more: Mapping[str, Any]) -> None:

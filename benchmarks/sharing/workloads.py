@@ -52,6 +52,7 @@ class SharingWorkload:
     horizon_s: float
     day_s: float | None = None
     budget_mib: int = BUDGET_MIB
+    longest: int = LONGEST
 
     def rows(self, seed: int = 0) -> list[tuple[float, int, int, str]]:
         """Arrival in seconds, prompt and output tokens, and model of each request, in the order of arrival."""
@@ -74,8 +75,8 @@ class SharingWorkload:
         while (at_s := at_s + chance.expovariate(highest * rate)) < self.horizon_s:
             if self.day_s is not None and chance.random() * highest > self._share(number, at_s / self.day_s):
                 continue
-            prompt = min(LONGEST // 2, 1 + int(chance.expovariate(1 / self.prompt)))
-            output = min(LONGEST - prompt, 2 + int(chance.expovariate(1 / self.output)))
+            prompt = min(self.longest // 2, 1 + int(chance.expovariate(1 / self.prompt)))
+            output = min(self.longest - prompt, 2 + int(chance.expovariate(1 / self.output)))
             yield at_s, prompt, output, _name(number)
 
     def _share(self, number: int, days: float) -> float:
