@@ -273,10 +273,27 @@ def mell(
 ) -> Iterator[int]:
     """Run Mell with a fixed number of engine replicas, and with migrations by order only.
 
-    `args` are merged into the application's settings, and those of each of several `models` into settings of its own.
-    The server's output goes to the file `log`, if given.
+    `models` and `args` are those of `mell_config`. The server's output goes to the file `log`, if given.
     """
-    config = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
+    config = mell_config(port, replicas, rig, models, args)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(config, file)
+        file.flush()
+        # Not the script `serve`, which need not be installed.
+        command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
+        name = f"Mell, {replicas} replica(s)"
+        with _process(command, port, name, rig.environment, log, limit):
+            yield port
+
+
+def mell_config(
+    port: int, replicas: int, rig: Rig, models: Sequence[Mapping[str, Any]], args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The configuration of `mell`.
+
+    `args` are merged into the application's settings, and those of each of several `models` into settings of its own.
+    """
+    config: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
     settings = config["applications"][0]["args"]
     settings["ingress"]["port"] = port
     settings["scheduler"] = {"policy": "best_fit", "mode": "off"}
@@ -288,14 +305,7 @@ def mell(
     if models:
         own = {section: settings.pop(section) for section in _OF_MODEL}
         settings["llm_configs"] = [_merged(own, model) for model in models]
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(config, file)
-        file.flush()
-        # Not the script `serve`, which need not be installed.
-        command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
-        name = f"Mell, {replicas} replica(s)"
-        with _process(command, port, name, rig.environment, log, limit):
-            yield port
+    return config
 
 
 def _merged(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,12 +91,21 @@ def shares(blocks: int, rates: Sequence[float]) -> list[int]:
 
 
 def model_settings(name: str, blocks: int | None = None, least: int = 1) -> dict[str, Any]:
-    """The settings of one of the models: with a pool of so many blocks, and `least` replicas at least."""
+    """The settings of a model whose pool has `blocks` blocks at its start, and that has `least` replicas or more."""
     engine = dict(RIG.extra) if blocks is None else {**RIG.extra, "num_gpu_blocks_override": blocks}
     return {
         "model_loading_config": {"model_id": name, "model_source": str(RIG.shape.folder())},
         "engine_kwargs": engine,
         "deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": 1}},
+    }
+
+
+def budget_settings(budget_mib: int, linger_s: float) -> dict[str, Any]:
+    """The settings of Mell with a budget, in which models without requests sleep."""
+    return {
+        "memory": {"budget_mib": budget_mib, "declared": 16.0},
+        "scheduler": {"policy": "pack", "mode": "act", "epoch_s": 0.25, "linger_s": linger_s},
+        "ingress": {"no_replica_timeout_s": 60.0},
     }
 
 
@@ -141,11 +150,7 @@ def main() -> None:
         return asyncio.run(play(name, rows, port_of, model_of))
 
     played = []
-    budgeted: dict[str, Any] = {
-        "memory": {"budget_mib": given.budget_mib, "declared": 16.0},
-        "scheduler": {"policy": "pack", "mode": "act", "epoch_s": 0.25, "linger_s": given.linger_s},
-        "ingress": {"no_replica_timeout_s": 60.0},
-    }
+    budgeted = budget_settings(given.budget_mib, given.linger_s)
     settings = [model_settings(name, 4 * LEAST, least=0) for name in names]
     with mell(PORT, 1, RIG, models=settings, **budgeted):
         blocks = asyncio.run(blocks_of(given.budget_mib))
