@@ -1,4 +1,4 @@
-"""Three models in the memory of two, live: `python -m benchmarks.sharing.live [--minutes 5] [--rate 1.2]`.
+"""Three models in the memory of two, live: `python -m benchmarks.sharing.live [--minutes 5] [--rate 0.8]`.
 
 Zipf arrivals (`SharingWorkload`) for three models of 340 MB on the CPU, served in turn by
 
@@ -7,8 +7,9 @@ Zipf arrivals (`SharingWorkload`) for three models of 340 MB on the CPU, served 
     by popularity   the same, the pools in proportion to the rates of the models, which hindsight knows
     vLLM            three servers of vLLM's own, with the equal pools
 
-Parameters and processes are the same everywhere, so the memory is the same, too. All serve the same requests. A request
-is lost if its answer is an error or incomplete.
+The pools of the others are what Mell's budget leaves beside all parameters and the processes as they have grown; those of
+vLLM's own servers are taken to need as much. All serve the same requests. A request is lost if its answer is an error or
+incomplete.
 """
 
 import argparse
@@ -120,24 +121,29 @@ def three_vllms(names: Sequence[str], pools: Sequence[int]) -> Iterator[Mapping[
         yield ports
 
 
-async def blocks_of(budget_mib: int) -> int:
-    """The blocks that the budget leaves for all pools, once parameters and processes of all models are measured."""
+async def parameters_mib() -> int:
+    """The parameters of all models, once they are awake together."""
     async with ApiClient(f"http://127.0.0.1:{PORT}") as server:
         while True:
-            replicas = (await server.state())["replicas"]
-            if len(replicas) == MODELS and all(each["state"] == "RUNNING" for each in replicas):
-                memory = [each["memory"] for each in replicas]
-                fixed = sum(each["parameters_mib"] + each["rest_mib"] for each in memory)
-                return int((budget_mib - fixed) << 20) // BLOCK_BYTES
+            memory = [each["memory"] for each in (await server.state())["replicas"]]
+            parameters = [each["parameters_mib"] for each in memory if each is not None]
+            if len(parameters) == MODELS and all(parameters):
+                return sum(parameters)
             await asyncio.sleep(0.5)
+
+
+async def rest_mib() -> int:
+    """The processes of all models, as they have grown by now."""
+    async with ApiClient(f"http://127.0.0.1:{PORT}") as server:
+        return sum(each["memory"]["rest_mib"] for each in (await server.state())["replicas"])
 
 
 def main() -> None:
     """Serve the requests by every contender in turn, and print."""
     parser = argparse.ArgumentParser(description="Three models in the memory of two: Mell, static shares, vLLM.")
     parser.add_argument("--minutes", type=float, default=5.0, help="of arrivals (default: %(default)g)")
-    parser.add_argument("--rate", type=float, default=1.2, help="requests per second in all (default: %(default)g)")
-    parser.add_argument("--budget-mib", type=int, default=2400, help="of all three (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.8, help="requests per second in all (default: %(default)g)")
+    parser.add_argument("--budget-mib", type=int, default=6300, help="of all three (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--linger-s", type=float, default=5.0, help="a model without requests sleeps after that time")
     given = parser.parse_args()
@@ -153,8 +159,10 @@ def main() -> None:
     budgeted = budget_settings(given.budget_mib, given.linger_s)
     settings = [model_settings(name, 4 * LEAST, least=0) for name in names]
     with mell(PORT, 1, RIG, models=settings, **budgeted):
-        blocks = asyncio.run(blocks_of(given.budget_mib))
+        parameters = asyncio.run(parameters_mib())
         played.append(served("Mell, memory by demand", lambda model: PORT))
+        rest = asyncio.run(rest_mib())
+    blocks = (given.budget_mib - parameters - rest << 20) // BLOCK_BYTES
     equal = shares(blocks, [1.0] * MODELS)
     for name, pools in (("static shares", equal), ("static, by popularity", shares(blocks, rates))):
         settings = [model_settings(model, own) for model, own in zip(names, pools, strict=True)]
@@ -164,7 +172,7 @@ def main() -> None:
         played.append(served("vLLM, three servers", ports.__getitem__, lambda model: MODEL))
     print(
         f"{len(rows)} requests in {given.minutes:g} minutes for {MODELS} models by Zipf's law, {given.budget_mib} MiB, "
-        f"of which {blocks} blocks of {BLOCK_TOKENS} tokens for KV; {RIG}"
+        f"{parameters} of it parameters, {rest} processes, and {blocks} blocks of {BLOCK_TOKENS} tokens of KV; {RIG}"
     )
     print("\n".join([HEAD, *(each.row() for each in played)]))
 
