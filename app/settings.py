@@ -739,6 +739,11 @@ class Settings(ModelSections):
             )
         if model.deployment_config.autoscaling_config.max_replicas < 2:
             return
+        if model.disaggregation.mode is Disaggregation.STATIC:
+            raise ValueError(
+                f"{place} is {mode}: replicas for prefills or for decoding alone do not pair (disaggregation.mode); "
+                "write off"
+            )
         if model.engine == "paced":
             raise ValueError(f"{place} is {mode}: a paced engine has no layers to give; write off")
         if model.workers > 1:

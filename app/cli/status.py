@@ -178,7 +178,7 @@ def prefills_line(prefills: PrefillsDocument) -> Text:
 
 
 def pairing_lines(pairing: PairingDocument) -> list[Text]:
-    """A line for each pair of replicas, and for each that the policy proposes."""
+    """A line for each pair of replicas, for each that the policy proposes, and for each replica that it cannot pair."""
     lines = []
     for pair in pairing.pairs:
         state = "" if pair.state == pair.phase else f" ({pair.state})"
@@ -187,6 +187,8 @@ def pairing_lines(pairing: PairingDocument) -> list[Text]:
         head = f"pair {pair.lower} + {pair.upper}, layers from {pair.boundary} on at {pair.upper}"
         lines.append(Text(f"{head}, {origin}: {pair.phase}{state} for {age(pair.state_s)}{cause}"))
     lines += [Text(f"would pair {lower} + {upper}", "cyan") for lower, upper in pairing.proposed]
+    if pairing.mode != "off":
+        lines += [Text(f"{id} cannot be in a pair: {why}", "yellow") for id, why in pairing.unpairable.items()]
     return lines
 
 

@@ -5,7 +5,7 @@ ill-typed one raises KeyError, TypeError or ValueError.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from migration.protocol.record import MigrationRecord, Outcome
@@ -15,7 +15,7 @@ from policies.plan import Path, Reason
 from policies.precedence import DEFAULT_CLASS
 
 Records = tuple[MigrationRecord, ...]
-_FIELDS = frozenset(field.name for field in fields(MigrationRecord))
+_FIELDS = frozenset(each.name for each in fields(MigrationRecord))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,15 @@ class WholePairDocument:
 
 @dataclass(frozen=True, slots=True)
 class PairingDocument:
-    """The pairs of a model's replicas, and those that the policy proposes to form now, where it only does that."""
+    """The pairs of a model's replicas, and those that the policy proposes to form now, where it only does that.
+
+    `unpairable` are the replicas that cannot be in a pair, with the reasons.
+    """
 
     mode: str
     pairs: tuple[WholePairDocument, ...]
     proposed: tuple[tuple[str, str], ...] = ()
+    unpairable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +416,7 @@ def _pairing(item: Mapping[str, Any]) -> PairingDocument:
             for pair in item["pairs"]
         ),
         proposed=tuple((str(pair["lower"]), str(pair["upper"])) for pair in proposed if pair["forms"]),
+        unpairable=item.get("unpairable", {}),
     )
 
 

@@ -7,8 +7,8 @@ Zipf arrivals (`SharingWorkload`) for three models of 340 MB on the CPU, served 
     by popularity   the same, the pools in proportion to the rates of the models, which hindsight knows
     vLLM            three servers of vLLM's own, with the equal pools
 
-The pools of the others are what Mell's budget leaves beside all parameters and the processes as they have grown; those of
-vLLM's own servers are taken to need as much. All serve the same requests. A request is lost if its answer is an error or
+The pools of the others are what Mell's budget leaves beside all parameters and the processes as they have grown; vLLM's
+own servers are taken to need as much. All serve the same requests. A request is lost if its answer is an error, or
 incomplete.
 """
 
@@ -25,13 +25,15 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 from app.client.api import ApiClient
 from benchmarks.load import TimedStream, percentile, random_prompt, stream
 from benchmarks.servers import MODEL, Rig, bare_vllm, mell
-from benchmarks.sharing.workloads import SharingWorkload, zipf
+from benchmarks.sharing.workloads import SharingWorkload, model_name, zipf
 
 PORT = 8100
 MODELS = 3
 LONGEST = 1024
 """The longest context of a request, in tokens."""
 BLOCK_TOKENS = 32
+START_S = 300.0
+"""The longest start of three engines, in seconds."""
 LEAST = LONGEST // BLOCK_TOKENS + 1
 """The blocks of the smallest pool; an engine uses one for itself."""
 RIG = Rig(model="middle", extra={"max_model_len": LONGEST, "max_num_seqs": 64})
@@ -122,14 +124,15 @@ def three_vllms(names: Sequence[str], pools: Sequence[int]) -> Iterator[Mapping[
 
 
 async def parameters_mib() -> int:
-    """The parameters of all models, once they are awake together."""
-    async with ApiClient(f"http://127.0.0.1:{PORT}") as server:
-        while True:
-            memory = [each["memory"] for each in (await server.state())["replicas"]]
-            parameters = [each["parameters_mib"] for each in memory if each is not None]
-            if len(parameters) == MODELS and all(parameters):
-                return sum(parameters)
-            await asyncio.sleep(0.5)
+    """The parameters of all models. Each has been awake by now, and may sleep already."""
+    found: dict[str, int] = {}
+    async with ApiClient(f"http://127.0.0.1:{PORT}") as server, asyncio.timeout(START_S):
+        while len(found) < MODELS or not all(found.values()):
+            for each in (await server.state())["replicas"]:
+                if each["memory"] is not None:
+                    found[each["id"]] = max(found.get(each["id"], 0), each["memory"]["parameters_mib"])
+            await asyncio.sleep(0.2)
+    return sum(found.values())
 
 
 async def rest_mib() -> int:
@@ -150,7 +153,7 @@ def main() -> None:
     rates = zipf(given.rate, MODELS)
     workload = SharingWorkload("zipf-3", rates, 300, 150, 60.0 * given.minutes, longest=LONGEST)
     rows = workload.rows(given.seed)
-    names = sorted({model for *_, model in rows})
+    names = [model_name(number) for number in range(MODELS)]
 
     def served(name: str, port_of: Callable[[str], int], model_of: Callable[[str], str] = str) -> PlayedModels:
         return asyncio.run(play(name, rows, port_of, model_of))

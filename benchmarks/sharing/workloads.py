@@ -63,7 +63,7 @@ class SharingWorkload:
         trace, models = folder / f"{self.name}.csv", folder / f"{self.name}.yaml"
         lines = (f"{at_s:.3f},{prompt},{output},{model}\n" for at_s, prompt, output, model in self.rows(seed))
         trace.write_text("arrival_s,prompt_tokens,output_tokens,model\n" + "".join(lines))
-        entries = [{"name": _name(number), **MODEL} for number in range(len(self.rates))]
+        entries = [{"name": model_name(number), **MODEL} for number in range(len(self.rates))]
         models.write_text(
             yaml.safe_dump({"budget_mib": self.budget_mib, "sleep_s": SLEEP_S, "models": entries}, sort_keys=False)
         )
@@ -77,7 +77,7 @@ class SharingWorkload:
                 continue
             prompt = min(self.longest // 2, 1 + int(chance.expovariate(1 / self.prompt)))
             output = min(self.longest - prompt, 2 + int(chance.expovariate(1 / self.output)))
-            yield at_s, prompt, output, _name(number)
+            yield at_s, prompt, output, model_name(number)
 
     def _share(self, number: int, days: float) -> float:
         """The rate of a model at that time, as a multiple of its mean rate."""
@@ -101,5 +101,6 @@ DAY = SharingWorkload("day-2", [1.0, 1.0], 1500, 700, 1200.0, day_s=1200.0, budg
 """Two models, one busy while the other rests, a day in 20 minutes, on less memory: it has to follow demand."""
 
 
-def _name(number: int) -> str:
+def model_name(number: int) -> str:
+    """The name of a model in traces."""
     return f"model-{number:02d}"

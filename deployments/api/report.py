@@ -18,9 +18,9 @@ class PairReport:
     """A replica's half of a pair with `buddy`. `state` is that of `migration.memory.pair_tables`.
 
     It keeps `layers` [first, last). `remote` of its layers run at the buddy now, and `guest_layers` of the buddy's run
-    here. `hops` of its steps, with `hop_tokens` tokens, have waited `hop_seconds` seconds for the buddy, which was busy
-    with them for `buddy_seconds`, and `served` hops of the buddy ran here. The state began `state_s` seconds ago. An
-    operator has ordered the pair `by_hand`, or the policy. `cause` is the reason why it ends, or ended.
+    here. `hops` of its steps, with `hop_tokens` tokens, have waited `hop_seconds` seconds for the buddy. For
+    `buddy_seconds` of them, one of the halves computed. `served` hops of the buddy ran here. The state began `state_s`
+    seconds ago. An operator has ordered the pair `by_hand`, or the policy. `cause` is the reason why it ends, or ended.
     """
 
     epoch: int

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Self
 
 from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
@@ -153,12 +153,15 @@ class PairKeeper:
         return expose(counts, {"replica": self._own, "pool": pool})
 
     async def form(self, order: PairOrder) -> None:
-        """Begin to form a pair with another replica, as the lower half. An order that is followed already is none.
+        """Begin to form a pair with another replica, as the lower half. By hand, one of the policy is an operator's.
 
         Raises:
             Refused: the replica cannot be in a pair, or is in another one.
         """
-        if self._pairing is not None and self._pairing.buddy == order.upper and self._pairing.state in TOGETHER:
+        pairing = self._pairing
+        if pairing is not None and pairing.buddy == order.upper and pairing.state in TOGETHER:
+            if order.by_hand:
+                pairing.proposal = replace(pairing.proposal, by_hand=True)
             return
         half, resizer = self._reserved()
         address = await self._listen(half, resizer, order.epoch)

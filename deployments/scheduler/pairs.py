@@ -25,6 +25,9 @@ from policies.plan import Pair, Pairs, Unpair
 
 log = logging.getLogger("ray.serve")
 
+_BY_NEWS = (PairPhase.UNDOING, PairPhase.FORMING, PairPhase.PAIRED)
+"""The phases of halves, that of the whole pair first."""
+
 _EPOCHS = 1 << 20
 """More pairs than a scheduler orders: their epochs are those of its fence."""
 
@@ -82,7 +85,10 @@ class PairOrders:
     # --- orders ---------------------------------------------------------------------------------------
 
     async def pair(self, lower: ReplicaId, upper: ReplicaId, by_hand: bool = True) -> MoveAnswer:
-        """Have two replicas that run form a pair, `by_hand` or by the policy. The order may come again."""
+        """Have two replicas that run form a pair, `by_hand` or by the policy. The order may come again.
+
+        By hand, a pair of the policy becomes the operator's.
+        """
         reported = self._reported()
         if self._settings.budget_mib is None:
             return MoveRejected(422, "memory.budget_mib is not set: replicas are not paired")
@@ -90,9 +96,11 @@ class PairOrders:
             return MoveRejected(422, "a pair has two replicas")
         if missing := [replica for replica in (lower, upper) if replica not in reported]:
             return MoveRejected(503, f"replica {missing[0]} has not reported yet; try again")
-        if are_together(_pair(reported, lower), upper) and are_together(_pair(reported, upper), lower):
-            return MoveAccepted(lower)
-        if refusal := self._refusal(reported, lower, upper):
+        halves = _pair(reported, lower), _pair(reported, upper)
+        if are_together(halves[0], upper) and are_together(halves[1], lower):
+            if not by_hand or any(half is not None and half.by_hand for half in halves):
+                return MoveAccepted(lower)
+        elif refusal := self._refusal(reported, lower, upper):
             return refusal
         order = PairOrder(self._fence * _EPOCHS + next(self._numbers), upper, self._settings.shrink_s, by_hand)
         return await self._ordered(lower, lambda control: control.pair(order, self._fence))
@@ -167,14 +175,13 @@ def phase_of(pair: PairReport | None) -> PairPhase:
 
 
 def count_pairs(members: Sequence[PairMember]) -> Mapping[PairPhase, int]:
-    """The number of pairs in each phase. One is paired while both of its replicas are."""
+    """The number of pairs in each phase. One is undoing, or forming, while either of its replicas is."""
     phases: dict[frozenset[ReplicaId], set[PairPhase]] = {}
     for member in members:
         if member.buddy is not None:
             phases.setdefault(frozenset((member.replica, member.buddy)), set()).add(member.phase)
-    order = (PairPhase.UNDOING, PairPhase.FORMING, PairPhase.PAIRED)
-    counts = Counter(next(phase for phase in order if phase in found) for found in phases.values())
-    return {phase: counts[phase] for phase in order}
+    counts = Counter(next(phase for phase in _BY_NEWS if phase in found) for found in phases.values())
+    return {phase: counts[phase] for phase in _BY_NEWS}
 
 
 class ProposedPairs:
@@ -215,23 +222,29 @@ def pairs_json(reported: Mapping[ReplicaId, ReportedMemory]) -> list[dict[str, A
 
     A half whose other one is lost is in it, too.
     """
-    found: dict[frozenset[str], dict[str, Any]] = {}
+    pairs: dict[tuple[ReplicaId, ReplicaId], list[PairReport]] = {}
     for replica, half in ((replica, reported[replica].memory.pair) for replica in sorted(reported)):
-        if half is None or half.state == HalfState.OVER:
-            continue
-        is_lower = half.layers[0] == 0
-        lower, upper = (replica, half.buddy) if is_lower else (half.buddy, replica)
-        found.setdefault(
-            frozenset((lower, upper)),
-            {
-                "lower": lower,
-                "upper": upper,
-                "boundary": half.layers[1] if is_lower else half.layers[0],
-                "phase": str(phase_of(half)),
-                "state": half.state,
-                "state_s": half.state_s,
-                "by_hand": half.by_hand,
-                "cause": half.cause,
-            },
-        )
-    return list(found.values())
+        if half is not None and half.state != HalfState.OVER:
+            pairs.setdefault((replica, half.buddy) if half.layers[0] == 0 else (half.buddy, replica), []).append(half)
+    return [_pair_json(lower, upper, halves) for (lower, upper), halves in pairs.items()]
+
+
+def _pair_json(lower: ReplicaId, upper: ReplicaId, halves: Sequence[PairReport]) -> dict[str, Any]:
+    """A pair by the half that has furthest to go."""
+    half = min(halves, key=lambda each: _BY_NEWS.index(phase_of(each)))
+    return {
+        "lower": lower,
+        "upper": upper,
+        "boundary": half.layers[1] if half.layers[0] == 0 else half.layers[0],
+        "phase": str(phase_of(half)),
+        "state": half.state,
+        "state_s": half.state_s,
+        "by_hand": any(each.by_hand for each in halves),
+        "cause": next((each.cause for each in (half, *halves) if each.cause is not None), None),
+    }
+
+
+def unpairable_json(reported: Mapping[ReplicaId, ReportedMemory]) -> dict[ReplicaId, str]:
+    """The member `unpairable` of `pairing` in `/mell/state`: replicas that cannot be paired, with the reasons."""
+    reasons = ((replica, reported[replica].memory.unpairable) for replica in sorted(reported))
+    return {replica: reason for replica, reason in reasons if reason is not None}

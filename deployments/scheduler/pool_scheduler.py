@@ -19,7 +19,7 @@ from deployments.scheduler.listing import Listing
 from deployments.scheduler.memory.ledgers import ReportedMemory
 from deployments.scheduler.memory.nodes import NodeMemory
 from deployments.scheduler.memory.view import devices_json
-from deployments.scheduler.pairs import PairOrders, pairs_json
+from deployments.scheduler.pairs import PairOrders, pairs_json, unpairable_json
 from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from deployments.scheduler.scaler import Scaler
@@ -326,6 +326,7 @@ class PoolScheduler:
         return {
             "mode": str(self._memory.terms.pairing_mode),
             "pairs": pairs_json(self._reported_memory()),
+            "unpairable": unpairable_json(self._reported_memory()),
         } | ({} if proposed is None else {"proposed": proposed.to_json()})
 
     async def migrations(self) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class ServeClaimStore:
 
     def _fences(self) -> list[int]:
         """The fences of all schedulers with a key."""
-        return [int(key.removeprefix(self._prefix)) for key in ray_store.keys(self._prefix)]
+        names = (key.removeprefix(self._prefix) for key in ray_store.keys(self._prefix))
+        return [int(name) for name in names if name.isdigit()]  # An application's name may begin with another one's.
 
     def _key(self, fence: int) -> str:
         return f"{self._prefix}{fence}"

@@ -49,8 +49,9 @@ class PairLook:
     """The state of a pair in an engine's worker, see `migration.kv.pair`.
 
     `remote` layers run at the buddy, and `guest_layers` of the buddy's run here. `hops` of steps, with `hop_tokens`
-    tokens, have waited `hop_seconds` seconds for it, of which it was busy for `buddy_seconds`, and `served` of its hops
-    ran here. `lost` is the reason why the buddy is lost, and `lost_steps` have yielded no token since.
+    tokens, have waited `hop_seconds` seconds for it. For `buddy_seconds` of them it ran these layers, or this half ran
+    some of the buddy's. `served` of its hops ran here. `lost` is the reason why the buddy is lost, and `lost_steps`
+    have yielded no token since.
     """
 
     remote: int = 0
@@ -216,9 +217,10 @@ class PairShell:
 
     def _feed(self, event: PairEvent) -> None:
         before = self.state
-        for command in self._half.feed(event):
-            self._execute(command)
+        commands = self._half.feed(event)
         self._note_time()
+        for command in commands:
+            self._execute(command)
         if self.state is HalfState.OVER and before is not HalfState.OVER:
             log.info("the pair %d with replica %s is over: %s", self.proposal.epoch, self.buddy, self.cause)
 

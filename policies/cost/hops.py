@@ -12,16 +12,14 @@ from policies.cost.steps import HopCosts
 HALF_LIFE_S = 600.0
 """The age, in seconds, at which a measurement has lost half of its weight."""
 FIRST_HOP = Line(1e-3, 1e-6)
-"""Shared memory and two messages between processes of one node. Assumed until measured."""
+"""One way, through shared memory and by a message between processes of one node. Assumed until measured."""
 FIRST_EXCHANGE = Line(2.0, 2e-5)
 """Assumed until measured: some tens of layers, and 50,000 tokens of KV per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class HopTotals:
-    """Sums over the hops of a replica's steps since its pair began. `seconds` are without the buddy's own: these
-    were on the way.
-    """
+    """Sums over the hops of a replica's steps since its pair began. `seconds` are those on the way, there and back."""
 
     hops: int = 0
     tokens: int = 0
@@ -47,7 +45,7 @@ class PairCosts:
     def observe_hops(self, totals: HopTotals, now: float) -> None:
         """Add hops of one replica. Totals without hops are no measurement."""
         if totals.hops > 0:
-            mean_s = max(0.0, totals.seconds) / totals.hops
+            mean_s = max(0.0, totals.seconds) / totals.hops / 2
             self._hops.add(Observed(now, totals.tokens / totals.hops, mean_s))
 
     def observe_exchange(self, tokens: float, took_s: float, now: float) -> None:

@@ -564,6 +564,7 @@ def _pair(memory: PoolMemory, seen: PoolReport, left: MemoryLeft, now: float) ->
     """The pairs of replicas that end and form, behind all other decisions."""
     mode, pairing, cluster = memory.terms.pairing_mode, memory.learned.pairing, memory.cluster
     if mode is Mode.OFF:
+        pairing.rest()
         return ()
     loads = member_loads(pairing, memory.locations, seen.members, left.growth, now)
     view = PairingView(seen.members, loads, replica_speed(memory), _start_s(memory, left, now))

@@ -17,6 +17,7 @@ from policies.cost.service import ReplicaSpeed
 from policies.decision.breaker import Breaker
 from policies.decision.locations import Locations
 from policies.decision.observation import PairMember, PairPhase
+from policies.memory.division import LEAST_CHANGE
 from policies.memory.pairing import (
     HeldRequestSize,
     MemberLoad,
@@ -38,7 +39,10 @@ Group = tuple[ReplicaId, ReplicaId]
 ANSWER_S = 10.0
 """Seconds after an order within which reports have to show that it is followed."""
 REST_S = 60.0
-"""Seconds for which two replicas form no pair after they have failed to, or have lost one that was not to end."""
+"""Seconds for which two replicas form no pair after they have failed to, or have lost one that was not to end.
+
+An order that no report shows in time may have met a replica at work on its memory: it is no failure.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class PairingMemory:
         self._breaker = Breaker(failures=1, rest_s=REST_S)
         self._forming: dict[Group, _Forming] = {}
         self._formed: set[Group] = set()
+        self._by_hand: set[Group] = set()
         self._undoing: dict[Group, float] = {}
         self._fits_since: Mapping[tuple[ReplicaId, ...], float] = {}
         self._hops: dict[ReplicaId, HopTotals] = {}
@@ -76,8 +81,13 @@ class PairingMemory:
                 if group not in self._undoing:
                     self._breaker.failed(group, now)
         paired = {group for group in _groups(by_id) if _is_whole(_phases(by_id, group))}
+        by_hand = {group for group in paired if any(by_id[name].by_hand for name in group)}
+        for group in self._by_hand - by_hand:
+            if not _together(_phases(by_id, group)):
+                self._breaker.failed(group, now)
+        self._by_hand = by_hand | {g for g in self._by_hand if _together(_phases(by_id, g))}
         # Pairs by an earlier scheduler count as well.
-        self._formed |= {group for group in paired if not any(by_id[name].by_hand for name in group)}
+        self._formed = (self._formed | paired) - self._by_hand
         self._undoing = {group: at for group, at in self._undoing.items() if group in paired and now - at < ANSWER_S}
         self._learn_hops(by_id, now)
 
@@ -85,13 +95,12 @@ class PairingMemory:
         if _is_whole(phases):
             self.costs.observe_exchange(forming.given, now - forming.at, now)
             self._breaker.succeeded(group)
-            self._formed.add(group)
         elif _together(phases):
             self._forming[group] = _Forming(forming.at, forming.given, begun=True)
             return
         elif not forming.begun and now - forming.at < ANSWER_S:
             return
-        else:
+        elif forming.begun:
             self._breaker.failed(group, now)
         del self._forming[group]
 
@@ -120,9 +129,13 @@ class PairingMemory:
         self._fits_since = found.fits_since
         return tuple(Unpair(*group) for group in map(_group, found.groups)), found.moves
 
-    def formed(self) -> Sequence[Group]:
-        """The pairs that the policy has formed, and that do not end."""
-        return sorted(self._formed - self._undoing.keys())
+    def staying(self) -> Sequence[Group]:
+        """The pairs that the policy has formed, and that do not end: whole replicas are too small for their demand."""
+        return sorted(self._formed - self._undoing.keys() - set(map(_group, self._fits_since)))
+
+    def rest(self) -> None:
+        """Nothing is decided for now: what has lasted until then begins anew."""
+        self._fits_since = {}
 
     def order(self, pairs: Pairs, loads: Sequence[MemberLoad], now: float) -> None:
         """Expect reports that these orders are followed."""
@@ -187,7 +200,7 @@ def _level(memory: PairingMemory, view: PairingView, undone: Pairs) -> Sequence[
         return ()
     ending = {(each.lower, each.upper) for each in undone}
     loads = {load.replica: load for load in view.loads}
-    pairs = [group for group in memory.formed() if group not in ending and all(name in loads for name in group)]
+    pairs = [group for group in memory.staying() if group not in ending and all(name in loads for name in group)]
     moves = (level_members([loads[name] for name in group], speed) for group in pairs)
     return [move for move in moves if move is not None]
 
@@ -247,10 +260,12 @@ def _member_load(
     now: float,
 ) -> MemberLoad:
     grown = growth.get(replica.id)
+    grown_tokens = member.whole if grown is None else Tokens(grown * member.block_tokens)
+    grows = grown_tokens > (1 + LEAST_CHANGE) * member.whole
     return MemberLoad(
         replica.id,
         replica.node,
-        member.whole if grown is None else Tokens(grown * member.block_tokens),
+        grown_tokens,
         float(max(0, replica.capacity - replica.free)),
         sum(waiting),
         max(waiting, default=0),
@@ -258,7 +273,8 @@ def _member_load(
         len(replica.requests),
         float(replica.load),
         _movable(locations, replica) if member.phase is PairPhase.PAIRED else (),
-        replica.role is Role.BOTH and memory.may_form(member, now),
+        # A pair keeps its memory: growth that is on its way comes before it.
+        replica.role is Role.BOTH and memory.may_form(member, now) and not grows,
     )
 
 

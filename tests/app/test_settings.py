@@ -399,6 +399,10 @@ PAIRABLE: dict[str, Any] = {
         ({"memory": {}}, "replicas pair within memory.budget_mib only"),
         ({"deployment_config": {}}, "a pair has two replicas of a model; raise autoscaling_config.max_replicas"),
         ({"engine": "paced"}, "a paced engine has no layers to give"),
+        (
+            {"disaggregation": {"mode": "static", "prefill_replicas": 1}},
+            "replicas for prefills or for decoding alone do not pair",
+        ),
         ({"engine_kwargs": {"tensor_parallel_size": 2}}, "layers of several workers are not given"),
         ({"engine_kwargs": {"enable_lora": True}}, "engine_kwargs.enable_lora is set: replicas with LoRA adapters"),
         ({"engine_kwargs": {"enforce_eager": False}}, "a compiled model's layers cannot be given"),

@@ -258,9 +258,9 @@ class State(Described):
         default_factory=dict,
         description="The `pairs` of replicas that are not over: which is `lower` and `upper`, the first layer of the "
         "upper one (`boundary`), the `phase` (`forming`, `paired` or `undoing`), the `state` that began `state_s` "
-        "seconds ago, and whether an operator has ordered it (`by_hand`). `mode` is the policy's; in `observe`, "
-        "`proposed` counts the pairs that it would have `formed` and `undone`, and has those of `now`. Only with "
-        "`memory.budget_mib`.",
+        "seconds ago, and whether an operator has ordered it (`by_hand`). `unpairable` are the replicas that cannot be "
+        "in a pair, with the reasons. `mode` is the policy's; in `observe`, `proposed` counts the pairs that it would "
+        "have `formed` and `undone`, and has those of `now`. Only with `memory.budget_mib`.",
     )
     replicas: list[ReplicaDetails]
 

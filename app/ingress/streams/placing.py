@@ -100,6 +100,8 @@ class Placer:
             self._announce(replace(call, submitted=True))
             replica = None if self._scheduler_down else others[0]
         else:
+            # It was refused there.
+            self._announced = [each for each in self._announced if each.arrival.id != spec.id]
             replica = await self._ask(call)
         return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 

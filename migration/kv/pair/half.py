@@ -35,7 +35,8 @@ COPY_BYTES = 1 << 22
 class HopStats:
     """The hops of this worker's steps: their number, their tokens, and the seconds that steps waited for them.
 
-    Of these, the buddy was busy for `buddy_seconds`. `lost_steps` have yielded no token.
+    For `buddy_seconds` of them, the buddy ran these layers, or this worker ran some of the buddy's. `lost_steps` have
+    yielded no token.
     """
 
     def __init__(self) -> None:
@@ -272,13 +273,16 @@ class Half:
             call, tensors = self._packed(context, positions, hidden_states, residual)
             began = time.perf_counter()
             self._computing.release()
+            busy_s, answered = 0.0, began
             try:
                 assert self._steps is not None
-                self.stats.buddy_seconds += self._steps.call(call)
+                busy_s = self._steps.call(call)
             except BuddyLost as error:
                 self._lose(str(error))
             finally:
+                answered = time.perf_counter()
                 self._computing.acquire()
+            self.stats.buddy_seconds += busy_s + time.perf_counter() - answered
             self.stats.hops += 1
             self.stats.tokens += len(hidden_states)
             self.stats.seconds += time.perf_counter() - began

@@ -410,12 +410,14 @@ def test_pairs_have_a_line_each_in_the_status() -> None:
         pair | {"phase": "paired", "state": "paired"},
         pair | {"upper": "c", "phase": "undoing", "state": "loading", "by_hand": True, "cause": "the replica drains"},
     ]
-    document = state(replica("a"), pairing={"mode": "observe", "pairs": pairs, "proposed": proposed})
+    pairing = {"mode": "observe", "pairs": pairs, "proposed": proposed, "unpairable": {"d": "it keeps no layers"}}
+    document = state(replica("a"), pairing=pairing)
     lines = [line.plain for line in header(URL, parse_state(document), NOW)]
-    assert lines[-4:-1] == [
+    assert lines[-5:-1] == [
         "pair a + b, layers from 16 on at b, by the policy: paired for 12 s",
         "pair a + c, layers from 16 on at c, by hand: undoing (loading) for 12 s: the replica drains",
         "would pair e + f",
+        "d cannot be in a pair: it keeps no layers",
     ]
 
 

@@ -1,6 +1,7 @@
 """A replica's part in pairs, up to the first step of one."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ from deployments.metrics.exposition import merge
 from deployments.replica.elastic import KvPool
 from deployments.replica.pairing import PairCounts, PairKeeper
 from migration.memory.pair_run import EngineHalf, PairLook, PairProposal, PairShell
-from migration.memory.pair_tables import HalfState
+from migration.memory.pair_tables import HalfState, PairEvent
 from migration.memory.run import EngineMemory, HostedRequests
 from migration.protocol.errors import PeerLost, Refused
 from policies.memory.ledger import MemoryOrder, OrderNumber
@@ -140,3 +141,28 @@ async def test_a_pool_that_could_not_grow_by_what_the_parameters_need_again_is_n
     # In a pair the replica would give up memory, and others would have it once its parameters come back.
     assert "memory.declared" in (Keeper(10, 12).keeper.unable or "")
     assert Keeper(10, 13).keeper.unable is None
+
+
+async def test_a_half_that_is_given_up_is_over_and_has_its_last_report() -> None:
+    made = Keeper()
+    proposal = PairProposal(1, A, B, 2, 4, "model", "address", 1.0)
+    resizer = made.kv_pool.resizer
+    assert resizer is not None
+    shell = PairShell(
+        proposal, A, cast(EngineHalf, made.half), resizer, AwayBuddy(), lambda _: None, made.keeper._forget
+    )
+    made.keeper._pairing = shell
+    shell._feed(PairEvent.CALL_FAILED)
+    assert made.keeper.is_over
+    report = made.keeper.report()
+    assert report is not None and report.state is HalfState.OVER
+
+
+async def test_an_operator_takes_a_pair_of_the_policy_over() -> None:
+    made = Keeper()
+    await made.keeper.form(ORDER)
+    report = made.keeper.report()
+    assert report is not None and not report.by_hand
+    await made.keeper.form(replace(ORDER, epoch=2, by_hand=True))
+    report = made.keeper.report()
+    assert report is not None and (report.epoch, report.by_hand) == (1, True)

@@ -21,7 +21,7 @@ from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
 from policies.cost.steps import PrefillChunk
 from policies.decision.limits import Mode
-from policies.decision.pairs import REST_S
+from policies.decision.pairs import ANSWER_S
 from policies.memory.ledger import MemoryReport, OrderNumber
 from policies.memory.plan import MemoryPlan, ModelMemory
 from policies.model import (
@@ -229,16 +229,16 @@ async def test_off_neither_forms_nor_proposes(pairing: Mode, mode: Mode) -> None
     assert "proposed" not in await burst.pairing()
 
 
-async def test_a_pair_that_could_not_form_is_not_tried_again_at_once() -> None:
+async def test_an_order_that_is_refused_is_given_again_but_not_at_once() -> None:
     burst = Burst()
     burst.refuses = True
-    await burst.epochs(40)
+    await burst.epochs(round(ANSWER_S))
     assert burst.orders == ["pair"]
-    await burst.epochs(round(REST_S))
-    assert burst.orders == ["pair"] * 2
+    await burst.epochs(round(2 * ANSWER_S))
+    assert burst.orders == ["pair"] * 3
 
 
-async def test_a_pair_by_hand_stays_until_it_is_undone_by_hand_and_none_forms_soon_after() -> None:
+async def test_a_pair_by_hand_stays_until_it_is_undone_by_hand() -> None:
     burst = Burst()
     burst.running = burst.waiting = 0
     await burst.epochs()

@@ -9,7 +9,7 @@ from deployments.api.calls import MoveAccepted, MoveRejected, PairOrder
 from deployments.api.report import ElasticMemory, PairReport
 from deployments.config import MemorySettings
 from deployments.scheduler.memory.ledgers import ReportedMemory
-from deployments.scheduler.pairs import PairOrders
+from deployments.scheduler.pairs import PairOrders, pairs_json, unpairable_json
 from migration.memory.pair_tables import HalfState
 from migration.memory.tables import PoolState
 from migration.protocol.errors import PeerLost, Refused
@@ -83,10 +83,31 @@ async def test_an_order_goes_to_the_lower_replica_under_an_epoch_of_its_own() ->
 
 async def test_an_order_that_is_followed_already_is_given_once() -> None:
     node = Node()
-    node.put(A, pair=half(B, HalfState.GIVING))
+    node.put(A, pair=replace(half(B, HalfState.GIVING), by_hand=True))
     node.put(B, pair=half(A, HalfState.PAIRED))
     assert await node.orders.pair(A, B) == MoveAccepted(A)
     assert not node.calls
+
+
+async def test_a_pair_of_the_policy_becomes_the_operators() -> None:
+    node = Node()
+    node.put(A, pair=half(B, HalfState.PAIRED))
+    node.put(B, pair=half(A, HalfState.PAIRED))
+    assert await node.orders.pair(A, B, by_hand=False) == MoveAccepted(A) and not node.calls
+    assert await node.orders.pair(A, B) == MoveAccepted(A)
+    ((_, _, order, *_),) = node.calls
+    assert order.by_hand
+
+
+def test_a_pair_is_shown_by_the_half_that_has_furthest_to_go() -> None:
+    node = Node()
+    node.put(A, pair=half(B, HalfState.PAIRED))
+    node.put(B, pair=replace(half(A, HalfState.RETURNING), layers=(2, 4), cause="the replica drains"))
+    node.put(C, unpairable="it keeps no layers")
+    (shown,) = pairs_json(node.memories)
+    assert (shown["lower"], shown["upper"], shown["boundary"]) == (A, B, 2)
+    assert (shown["phase"], shown["cause"]) == ("undoing", "the replica drains")
+    assert unpairable_json(node.memories) == {C: "it keeps no layers"}
 
 
 @pytest.mark.parametrize(

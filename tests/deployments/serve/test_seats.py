@@ -41,7 +41,9 @@ def test_a_claim_that_cannot_be_read_is_dropped_with_a_warning(
 def test_a_scheduler_that_has_been_replaced_gives_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_store(monkeypatch)
     first = ServeClaimStore("mell", next_fence("mell"))
-    next_fence("other")
+    for other in ("other", "mell/other"):
+        ServeClaimStore(other, next_fence(other)).take_over()
+    first.take_over()
     first.write({A: CLAIM})
     next_fence("mell")
     with pytest.raises(Refused):

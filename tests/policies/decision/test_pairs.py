@@ -122,7 +122,6 @@ def test_an_end_that_no_report_shows_is_ordered_again() -> None:
 @pytest.mark.parametrize(
     "reports",
     [
-        {1.0 + ANSWER_S: APART},  # refused, or never received
         {2.0: both(PairPhase.FORMING), 3.0: APART},  # given up on the way
         {2.0: both(PairPhase.PAIRED), 3.0: APART},  # a replica was lost, or an operator has undone it
         {2.0: (both(PairPhase.FORMING)[0], APART[1]), 3.0: APART},
@@ -136,6 +135,37 @@ def test_two_replicas_rest_that_fail_to_pair_or_lose_their_pair(reports: dict[fl
     failed_at = max(reports)
     assert pool.epoch(failed_at + REST_S - 1) == ()
     assert pool.epoch(failed_at + REST_S) == FORMS
+
+
+def test_an_order_that_no_report_shows_is_given_again() -> None:
+    pool = Decided()
+    ordered = [now for now in range(30) if pool.epoch(float(now))]
+    assert ordered == [0, ANSWER_S, 2 * ANSWER_S], "a replica that resizes refuses for a moment"
+
+
+def test_two_replicas_rest_whose_pair_an_operator_has_undone() -> None:
+    pool = Decided()
+    assert pool.epoch(1.0, both(PairPhase.PAIRED, by_hand=True)) == ()
+    assert pool.epoch(2.0, both(PairPhase.UNDOING, by_hand=True)) == ()
+    assert pool.epoch(REST_S) == ()
+    assert pool.epoch(2.0 + REST_S) == FORMS
+
+
+def test_a_pair_of_the_policy_that_an_operator_takes_over_stays() -> None:
+    pool = Decided()
+    pool.epoch(1.0)
+    pool.epoch(2.0, both(PairPhase.PAIRED))
+    taken = [both(PairPhase.PAIRED, by_hand=True)[0], both(PairPhase.PAIRED)[1]]
+    assert [pool.epoch(float(now), taken, 300, 0) for now in range(3, 9)] == [()] * 6
+
+
+def test_a_time_without_decisions_is_not_one_in_which_demand_has_fitted() -> None:
+    pool = Decided()
+    pool.epoch(1.0)
+    assert pool.epoch(2.0, both(PairPhase.PAIRED), 300, 0) == ()
+    pool.memory.rest()
+    assert pool.epoch(100.0, both(PairPhase.PAIRED), 300, 0) == ()
+    assert pool.epoch(102.0, both(PairPhase.PAIRED), 300, 0) == (Unpair(A, B),)
 
 
 def test_a_pair_by_hand_stays_and_one_of_an_earlier_scheduler_ends() -> None:
@@ -159,7 +189,7 @@ def test_hops_are_learned_from_the_second_report_of_a_pair_on() -> None:
     for number in range(1, 6):
         hops = HopTotals(1000 + 100 * number, 100_000 + 1000 * number, 900.0 + 0.5 * number)
         pool.epoch(float(number), both(PairPhase.PAIRED, hops=hops))
-    assert pool.memory.costs.hop(5.0).seconds(10) == pytest.approx(0.005, rel=0.05) != start.seconds(10)
+    assert pool.memory.costs.hop(5.0).seconds(10) == pytest.approx(0.0025, rel=0.05) != start.seconds(10)
 
 
 # --- in the decision of a pool --------------------------------------------------------------------------
@@ -211,13 +241,25 @@ def test_a_plan_that_observes_proposes_it(pairing: Mode, mode: Mode) -> None:
     [
         (report(), 2000, [(A, B)]),
         (report(), 4000, []),
+        (report(), 2300, []),
+        (report(), 2040, [(A, B)]),
         (report(most=3), 2000, []),
         (report(waiting=0), 2000, []),
         (report([replace(each, can_pair=False) for each in APART]), 2000, []),
         (report([replace(each, gain=Tokens(0)) for each in APART]), 2000, []),
         (report(()), 2000, []),
     ],
-    ids=["none", "growth", "a start", "all fits", "unable", "no gain", "no shared memory"],
+    ids=[
+        "none",
+        "growth",
+        "some growth",
+        "growth that waits",
+        "a start",
+        "all fits",
+        "unable",
+        "no gain",
+        "no shared memory",
+    ],
 )
 def test_the_other_rungs_come_first(seen: PoolReport, room: int, pairs: list[tuple[ReplicaId, ReplicaId]]) -> None:
     model = ModelMemory(Bytes(500), Bytes(0), Bytes(0), Bytes(1), Blocks(10), 4, Bytes(100))
@@ -247,11 +289,12 @@ def test_a_request_on_no_replica_waits_at_the_newest_one() -> None:
 
 
 def test_members_of_a_pair_are_kept_even_where_they_have_room() -> None:
-    for free, moved in ((950, 1), (100, 0)):
-        seen = report(both(PairPhase.PAIRED), waiting=0)
+    for whole, free, moved in ((500, 950, 1), (500, 100, 0), (1000, 950, 0)):  # the last one is about to end
+        members = [replace(each, whole=Tokens(whole)) for each in both(PairPhase.PAIRED)]
+        seen = report(members, waiting=0)
         statuses = (seen.replicas[0], replace(seen.replicas[1], free_blocks=Blocks(free)))
         residents = tuple(each for each in seen.requests if each.replica == A)
-        if not moved:
+        if free == 100:
             residents += (Resident(B, replace(request("immovable", 200), immovable="it must stay")),)
         seen = replace(seen, replicas=statuses, requests=residents)
         memory = PoolMemory(replace(terms(), policy="best_fit", moves_take_time=False))

@@ -19,7 +19,7 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
-from policies.decision.placement import Decision, Place, ReplicaView
+from policies.decision.placement import Decision, NoReplica, Place, ReplicaView
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Move, Path, Reason
 from policies.prefix.copies import Fetch
@@ -360,6 +360,24 @@ async def test_requests_for_the_only_replica_do_not_wait_for_the_scheduler(monke
     await asyncio.sleep(0.1)
     assert [(call.arrival.id, call.submitted) for _, call in told] == [("r0", True), ("r1", True), ("r2", True)]
     assert len({at for at, _ in told}) == 1, "the scheduler gets them together"
+
+
+async def test_a_request_that_its_replica_refuses_is_not_announced_as_submitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service, told = make_service("ab"), list[PlaceCall]()
+
+    def decided(call: PlaceCall) -> Decision:
+        told.append(call)
+        return NoReplica()
+
+    monkeypatch.setattr(service.scheduler, "decide", decided)
+    service.placer.found_asleep(ReplicaId("b"))
+    await service.placer.place(spec("r0"), 0, frozenset())
+    service.placer.found_asleep(ReplicaId("a"))
+    await service.placer.place(spec("r0"), 0, frozenset())
+    await asyncio.sleep(0.1)
+    assert [call.submitted for call in told] == [False]
 
 
 async def test_requests_for_the_last_replica_that_is_left_do_not_wait_for_the_scheduler() -> None:
