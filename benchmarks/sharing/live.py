@@ -1,4 +1,4 @@
-"""Three models in the memory of two, live: `python -m benchmarks.sharing.live [--minutes 5] [--rate 0.8]`.
+"""Three models in the memory of two, live: `python -m benchmarks.sharing.live [--minutes 5] [--rate 0.4]`.
 
 Zipf arrivals (`SharingWorkload`) for three models of 340 MB on the CPU, served in turn by
 
@@ -145,8 +145,8 @@ def main() -> None:
     """Serve the requests by every contender in turn, and print."""
     parser = argparse.ArgumentParser(description="Three models in the memory of two: Mell, static shares, vLLM.")
     parser.add_argument("--minutes", type=float, default=5.0, help="of arrivals (default: %(default)g)")
-    parser.add_argument("--rate", type=float, default=0.8, help="requests per second in all (default: %(default)g)")
-    parser.add_argument("--budget-mib", type=int, default=6300, help="of all three (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.4, help="requests per second in all (default: %(default)g)")
+    parser.add_argument("--budget-mib", type=int, default=5800, help="of all three (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--linger-s", type=float, default=5.0, help="a model without requests sleeps after that time")
     given = parser.parse_args()
