@@ -32,7 +32,7 @@ from migration.protocol.core_messages import Frames, decode_request, encode_requ
 from migration.protocol.request import RequestSpec
 from tests.migration.kv.formats import BESIDE, CALL, FORMATS, sampling_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:max_rollback_tokens")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:max_rollback_tokens")]
 """vLLM still sets it."""
 
 PROMPT = (5, 6, 7, 8)
