@@ -142,7 +142,7 @@ async def rest_mib() -> int:
 
 
 def main() -> None:
-    """Serve the requests by every contender in turn, and print."""
+    """Serve the requests by every contender in turn, and print each one's times."""
     parser = argparse.ArgumentParser(description="Three models in the memory of two: Mell, static shares, vLLM.")
     parser.add_argument("--minutes", type=float, default=5.0, help="of arrivals (default: %(default)g)")
     parser.add_argument("--rate", type=float, default=0.4, help="requests per second in all (default: %(default)g)")
@@ -155,29 +155,33 @@ def main() -> None:
     rows = workload.rows(given.seed)
     names = [model_name(number) for number in range(MODELS)]
 
-    def served(name: str, port_of: Callable[[str], int], model_of: Callable[[str], str] = str) -> PlayedModels:
-        return asyncio.run(play(name, rows, port_of, model_of))
+    def serve(name: str, port_of: Callable[[str], int], model_of: Callable[[str], str] = str) -> None:
+        print(asyncio.run(play(name, rows, port_of, model_of)).row(), flush=True)
 
-    played = []
     budgeted = budget_settings(given.budget_mib, given.linger_s)
+    print(
+        f"{len(rows)} requests in {given.minutes:g} minutes for {MODELS} models by Zipf's law; {RIG}\n{HEAD}",
+        flush=True,
+    )
     settings = [model_settings(name, 4 * LEAST, least=0) for name in names]
     with mell(PORT, 1, RIG, models=settings, **budgeted):
         parameters = asyncio.run(parameters_mib())
-        played.append(served("Mell, memory by demand", lambda model: PORT))
+        serve("Mell, memory by demand", lambda model: PORT)
         rest = asyncio.run(rest_mib())
     blocks = (given.budget_mib - parameters - rest << 20) // BLOCK_BYTES
-    equal = shares(blocks, [1.0] * MODELS)
-    for name, pools in (("static shares", equal), ("static, by popularity", shares(blocks, rates))):
+    print(
+        f"{given.budget_mib} MiB: {parameters} of parameters, {rest} of processes, and for KV {blocks} blocks of "
+        f"{BLOCK_TOKENS} tokens",
+        flush=True,
+    )
+    equal = shares(max(blocks, MODELS * LEAST), [1.0] * MODELS)
+    by_rate = shares(max(blocks, MODELS * LEAST), rates)
+    for name, pools in (("static shares", equal), ("static, by popularity", by_rate)):
         settings = [model_settings(model, own) for model, own in zip(names, pools, strict=True)]
         with mell(PORT, 1, RIG, models=settings):
-            played.append(served(f"{name}: {'+'.join(map(str, pools))}", lambda model: PORT))
+            serve(f"{name}: {'+'.join(map(str, pools))}", lambda model: PORT)
     with three_vllms(names, equal) as ports:
-        played.append(served("vLLM, three servers", ports.__getitem__, lambda model: MODEL))
-    print(
-        f"{len(rows)} requests in {given.minutes:g} minutes for {MODELS} models by Zipf's law, {given.budget_mib} MiB, "
-        f"{parameters} of it parameters, {rest} processes, and {blocks} blocks of {BLOCK_TOKENS} tokens of KV; {RIG}"
-    )
-    print("\n".join([HEAD, *(each.row() for each in played)]))
+        serve("vLLM, three servers", ports.__getitem__, lambda model: MODEL)
 
 
 if __name__ == "__main__":
