@@ -32,8 +32,6 @@ MODELS = 3
 LONGEST = 1024
 """The longest context of a request, in tokens."""
 BLOCK_TOKENS = 32
-START_S = 300.0
-"""The longest start of three engines, in seconds."""
 LEAST = LONGEST // BLOCK_TOKENS + 1
 """The blocks of the smallest pool; an engine uses one for itself."""
 RIG = Rig(model="middle", extra={"max_model_len": LONGEST, "max_num_seqs": 64})
@@ -123,15 +121,14 @@ def three_vllms(names: Sequence[str], pools: Sequence[int]) -> Iterator[Mapping[
         yield ports
 
 
-async def parameters_mib() -> int:
-    """The parameters of all models. Each has been awake by now, and may sleep already."""
+async def parameters_mib(names: Sequence[str]) -> int:
+    """The parameters of all models, each of which answers a request first: it may sleep already."""
     found: dict[str, int] = {}
-    async with ApiClient(f"http://127.0.0.1:{PORT}") as server, asyncio.timeout(START_S):
-        while len(found) < MODELS or not all(found.values()):
+    async with ApiClient(f"http://127.0.0.1:{PORT}") as server:
+        for name in names:
+            await stream(PORT, name, random_prompt(8, name), 2)
             for each in (await server.state())["replicas"]:
-                if each["memory"] is not None:
-                    found[each["id"]] = max(found.get(each["id"], 0), each["memory"]["parameters_mib"])
-            await asyncio.sleep(0.2)
+                found[each["id"]] = max(found.get(each["id"], 0), each["memory"]["parameters_mib"])
     return sum(found.values())
 
 
@@ -165,7 +162,7 @@ def main() -> None:
     )
     settings = [model_settings(name, 4 * LEAST, least=0) for name in names]
     with mell(PORT, 1, RIG, models=settings, **budgeted):
-        parameters = asyncio.run(parameters_mib())
+        parameters = asyncio.run(parameters_mib(names))
         serve("Mell, memory by demand", lambda model: PORT)
         rest = asyncio.run(rest_mib())
     blocks = (given.budget_mib - parameters - rest << 20) // BLOCK_BYTES
