@@ -18,7 +18,7 @@ from migration.concurrency import Tasks
 from migration.memory.pair_tables import TOGETHER, HalfState
 from migration.memory.tables import PoolState
 from migration.protocol.errors import MigrationError, PeerLost
-from policies.cost.hops import HopTotals
+from policies.cost.hops import NO_HOPS, HopTotals
 from policies.decision.observation import PairMember, PairPhase
 from policies.model import ReplicaId, ReplicaState, Tokens
 from policies.plan import Pair, Pairs, Unpair
@@ -160,7 +160,7 @@ def _member(replica: ReplicaId, reported: ReportedMemory) -> PairMember:
         phase,
         None if pair is None or phase is PairPhase.APART else pair.buddy,
         pair is not None and pair.by_hand,
-        HopTotals() if pair is None else HopTotals(pair.hops, pair.hop_tokens, pair.hop_seconds - pair.buddy_seconds),
+        NO_HOPS if pair is None else HopTotals(pair.hops, pair.hop_tokens, pair.hop_seconds - pair.buddy_seconds),
         block_tokens,
     )
 

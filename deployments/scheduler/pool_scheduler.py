@@ -322,11 +322,11 @@ class PoolScheduler:
 
     def _pairing(self) -> dict[str, Any]:
         """The member `pairing` of `/mell/state`."""
-        proposed = self._epochs().proposed_pairs.get(self.id)
+        proposed, reported = self._epochs().proposed_pairs.get(self.id), self._reported_memory()
         return {
             "mode": str(self._memory.terms.pairing_mode),
-            "pairs": pairs_json(self._reported_memory()),
-            "unpairable": unpairable_json(self._reported_memory()),
+            "pairs": pairs_json(reported),
+            "unpairable": unpairable_json(reported),
         } | ({} if proposed is None else {"proposed": proposed.to_json()})
 
     async def migrations(self) -> dict[str, Any]:

@@ -300,8 +300,9 @@ class Locations:
             decoding += resident.load.phase is Phase.DECODE
             self.decoding -= was is not None and was.load.phase is Phase.DECODE
             placed = self.placed.get(request_id)
-            has_found_one = placed is not None and placed.replica is None and was is None
-            if has_found_one or (placed is not None and placed.replica == resident.replica):
+            # One that waits for a replica runs by its first report; a later one may be of a replica that it has left.
+            found_one = placed is not None and placed.replica is None and was is None
+            if found_one or (placed is not None and placed.replica == resident.replica):
                 del self.placed[request_id]
                 if request_id not in moving:
                     self.under_way.pop(request_id, None)
