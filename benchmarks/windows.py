@@ -1,4 +1,4 @@
-"""Windows of five kinds of traffic, served by Mell with its default settings and by constant numbers of replicas.
+"""Windows of six kinds of traffic, served by Mell with its default settings and by constant numbers of replicas.
 
     python -m benchmarks.windows [--kinds steady,wave] [--seeds 1 2 3] [--autoscalers] [--processes 2] [--json FILE]
 
@@ -7,20 +7,21 @@ after ten minutes of warm-up. Constant numbers are those of the simulated fleet 
 replica's KV cache at each arrival, without delay. Of these the table has the smallest that keeps the level; none if
 none up to `MOST` does. All runs of a window serve the same requests.
 
-With `--autoscalers`, Ray Serve's rule and one by KV utilisation serve the windows, too, behind the same router and at
-every one of `SETTINGS`. A target of Serve's rule is a share of the requests that fill a replica in the mean of the
-window, so that one setting means the same in small and in large caches.
+With `--autoscalers`, Ray Serve's rule, one by KV utilisation, and one that knows the load one start ahead serve the
+windows, too, behind the same router and at every one of `SETTINGS`. A target of Serve's rule is a share of the requests
+that fill a replica in the mean of the window, so that one setting means the same in small and in large caches.
 """
 
 import argparse
 import json
 import sys
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import product
+from functools import cache, partial
+from itertools import accumulate, product
 from math import cos, log, pi
 from pathlib import Path
 from random import Random
@@ -35,7 +36,17 @@ from simulator.command.order import LIVE_COOLDOWN_S
 from simulator.costs.costs import Costs, read_costs
 from simulator.outcome.metrics import Window
 from simulator.outcome.service import PlannedLevels, ServiceOutcome
-from simulator.planning.cases import DEFAULT, SHORT, TITLES, Contender, Delays, autoscaler_case, targets_of
+from simulator.planning.cases import (
+    DEFAULT,
+    SHORT,
+    SHORTEST,
+    TITLES,
+    Contender,
+    Delays,
+    autoscaler_case,
+    look_ahead_case,
+    targets_of,
+)
 from simulator.planning.perform import PlanRun
 from simulator.workload.workload import Job
 from simulator.world.setup import Setup
@@ -62,11 +73,13 @@ class Setting:
         return f"{self.fill:.0%}, {self.delays}"
 
 
-SETTINGS = tuple(
-    Setting(*each)
-    for each in product(
-        (Contender.SERVE, Contender.KV), (0.5, 0.7, 0.85), (SHORT, replace(SHORT, down_s=120.0), DEFAULT)
-    )
+FILLS = 0.5, 0.7, 0.85
+SETTINGS = (
+    *(
+        Setting(*each)
+        for each in product((Contender.SERVE, Contender.KV), FILLS, (SHORT, replace(SHORT, down_s=120.0), DEFAULT))
+    ),
+    *(Setting(Contender.LOOK_AHEAD, fill, SHORTEST) for fill in FILLS),
 )
 
 
@@ -85,9 +98,11 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class WindowKind:
-    """A kind of window: requests per second at a time, the largest such rate, lengths, and tokens of KV per replica."""
+    """A kind of window: requests per second by time and seed, the largest such rate, lengths, and tokens of KV per
+    replica.
+    """
 
-    rate: Callable[[float], float]
+    rate: Callable[[float, int], float]
     peak: float
     prompts: LogNormal
     outputs: LogNormal
@@ -96,16 +111,26 @@ class WindowKind:
 
 _CHAT = LogNormal(200, 1.2, 6000), LogNormal(200, 1.0, 4000)
 
+
+@cache
+def _switches(seed: int) -> Sequence[float]:
+    """Times at which irregular bursts begin and end in turn: 70 s without and 50 s with requests in the mean."""
+    rng = Random(f"{seed}-switches")
+    return tuple(accumulate(rng.expovariate(1 / (50 if index % 2 else 70)) for index in range(1000)))
+
+
 KINDS = {
-    "steady": WindowKind(lambda t: 4.0, 4.0, *_CHAT),
-    "onoff": WindowKind(lambda t: 6.0 if t % 120 < 50 else 0.02, 6.0, *_CHAT),
-    "wave": WindowKind(lambda t: 5.3 - 5.0 * cos(2 * pi * t / 1800), 10.3, *_CHAT),
+    "steady": WindowKind(lambda t, seed: 4.0, 4.0, *_CHAT),
+    "onoff": WindowKind(lambda t, seed: 6.0 if t % 120 < 50 else 0.02, 6.0, *_CHAT),
+    "irregular": WindowKind(lambda t, seed: 6.0 if bisect(_switches(seed), t) % 2 else 0.02, 6.0, *_CHAT),
+    "wave": WindowKind(lambda t, seed: 5.3 - 5.0 * cos(2 * pi * t / 1800), 10.3, *_CHAT),
     "decode": WindowKind(
-        lambda t: 3.0 if t % 300 < 60 else 0.5, 3.0, LogNormal(80, 0.8, 1000), LogNormal(700, 0.7, 6000)
+        lambda t, seed: 3.0 if t % 300 < 60 else 0.5, 3.0, LogNormal(80, 0.8, 1000), LogNormal(700, 0.7, 6000)
     ),
-    "tiny": WindowKind(lambda t: 9.0, 9.0, LogNormal(24, 0.6, 200), LogNormal(30, 0.6, 200), Tokens(700)),
+    "tiny": WindowKind(lambda t, seed: 9.0, 9.0, LogNormal(24, 0.6, 200), LogNormal(30, 0.6, 200), Tokens(700)),
 }
-"""Even arrivals, 50 s of every 120 s, a day in half an hour, bursts of long answers, and many tiny requests."""
+"""Even arrivals, 50 s of every 120 s, the same without a period, a day in half an hour, bursts of long answers, tiny
+requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +177,7 @@ class WindowResult:
 
 def jobs_of(kind: WindowKind, seed: int, until_s: float) -> tuple[Job, ...]:
     """The requests of a window, by arrival. No prompt takes more than half a KV cache, and each request fits in one."""
-    rng, arrivals = Random(f"{seed}-lengths"), _arrivals(kind, Random(f"{seed}-arrivals"), until_s)
+    rng, arrivals = Random(f"{seed}-lengths"), _arrivals(kind, seed, until_s)
     jobs = []
     for index, at in enumerate(arrivals):
         prompt = min(kind.prompts.draw(rng), kind.capacity // 2)
@@ -161,11 +186,12 @@ def jobs_of(kind: WindowKind, seed: int, until_s: float) -> tuple[Job, ...]:
     return tuple(jobs)
 
 
-def _arrivals(kind: WindowKind, rng: Random, until_s: float) -> Iterator[float]:
+def _arrivals(kind: WindowKind, seed: int, until_s: float) -> Iterator[float]:
     """The times of a Poisson process of varying rate, by thinning one of the largest rate."""
+    rng = Random(f"{seed}-arrivals")
     now = rng.expovariate(kind.peak)
     while now < until_s:
-        if rng.random() * kind.peak < kind.rate(now):
+        if rng.random() * kind.peak < kind.rate(now, seed):
             yield now
         now += rng.expovariate(kind.peak)
 
@@ -195,6 +221,9 @@ def serve(name: str, seed: int, window: Window, costs: Costs, settings: Sequence
 
 def _autoscaled(setting: Setting, run: PlanRun) -> PlanRun:
     """The run under an autoscaler."""
+    if setting.contender is Contender.LOOK_AHEAD:
+        case = look_ahead_case(run.setup, run.costs, setting.fill)
+        return replace(run, rule=case.rule, setup=case.setup)
     full = targets_of(setting.contender, run.setup, run.jobs, (setting.fill,))
     case = autoscaler_case(run.setup, run.costs, setting.contender, full[0], setting.delays, FleetRouter.LEAST_KV)
     return replace(run, rule=case.rule, setup=case.setup)
@@ -256,7 +285,7 @@ def _reasons(results: Sequence[WindowResult]) -> Iterator[str]:
 
 def _autoscalers(results: Sequence[WindowResult]) -> Iterator[str]:
     """For every autoscaler, its best setting for all windows together, and the best one of each window."""
-    for contender in (Contender.SERVE, Contender.KV):
+    for contender in (Contender.SERVE, Contender.KV, Contender.LOOK_AHEAD):
         runs = {
             setting: [each.autoscalers[index] for each in results]
             for index, setting in enumerate(SETTINGS)

@@ -234,9 +234,14 @@ def _policies(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
 
 def _look_ahead(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
     for fill in FILLS[1:]:
-        rule = replace(_rule(LoadMeasure.KV, fill, SHORTEST, FleetRouter.LEAST_KV), looks_ahead=True)
-        name = f"{Contender.LOOK_AHEAD}, target {fill:.0%}"
-        yield PlanCase(name, Contender.LOOK_AHEAD, rule, replace(setup, service=None), costs)
+        yield look_ahead_case(setup, costs, fill)
+
+
+def look_ahead_case(setup: Setup, costs: Costs, fill: float) -> PlanCase:
+    """An autoscaler that knows the load one start-up time ahead, with a KV utilisation as its target."""
+    rule = replace(_rule(LoadMeasure.KV, fill, SHORTEST, FleetRouter.LEAST_KV), looks_ahead=True)
+    name = f"{Contender.LOOK_AHEAD}, target {fill:.0%}"
+    return PlanCase(name, Contender.LOOK_AHEAD, rule, replace(setup, service=None), costs)
 
 
 def autoscaler_case(

@@ -67,9 +67,9 @@ class ServiceReport:
     step of all replicas by prediction, and `late_replicas` counts those on which an arrival would wait for too long.
     The level takes `limits.least_replicas`, and `missing_replicas` of them are not running. Another replica opens while
     `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free. Demand exceeds the reserve
-    with the probability `risk`. `predicted` and `reached`
-    are the times of the last `WINDOW_S` seconds, by step times and, by service class, as clients got them. `levels` are
-    the levels of the other service classes.
+    with the probability `risk`, and repeats after `period_s`, None if it does not. `predicted` and `reached` are the
+    times of the last `WINDOW_S` seconds, by step times and, by service class, as clients got them. `levels` are the
+    levels of the other service classes.
     """
 
     level: ServiceLevel
@@ -83,6 +83,7 @@ class ServiceReport:
     levels: Mapping[str, ServiceLevel] = field(default_factory=dict)
     missing_replicas: int = 0
     risk: float = TAIL
+    period_s: float | None = None
 
     @property
     def state(self) -> str:
@@ -133,6 +134,7 @@ class ServiceReport:
             "free_replicas": self.free_replicas,
             "reserve_replicas": self.reserve_replicas,
             "risk": self.risk,
+            "period_s": self.period_s,
             "error": self.limits.speed.error,
         }
 
@@ -157,6 +159,7 @@ def service_report(memory: PoolMemory, now: float, reached: Mapping[str, Service
         levels,
         max(0, cluster.conditions.speed.least_replicas - len(cluster.running())),
         memory.learned.risk.value,
+        memory.learned.demand.forecast.period_s,
     )
 
 

@@ -43,13 +43,19 @@ def test_the_forecast_is_exceeded_as_often_as_allowed(share: float) -> None:
     assert (1 - share) / 2 < found < (1 - share) * 2
 
 
+IRREGULAR = (130, 330, 640, 790, 1060, 1420, 1590, 1900, 2080, 2410, 2560, 2900)
+"""The beginnings of bursts without a period."""
+
+
+def bursts(seconds: int) -> Callable[[int], int]:
+    """The demand of irregular bursts that last `seconds` each."""
+    return lambda now: 3000 if any(begin <= now < begin + seconds for begin in IRREGULAR) else 1000
+
+
 @pytest.mark.slow
 def test_bursts_that_return_are_kept_in_reserve() -> None:
-    def bursts(now: int) -> int:
-        return 3000 if now % 200 < 20 else 1000
-
-    assert observed(bursts, 1150).change(0.99) == 2000
-    assert shortages(bursts, 3000, 0.99) == 0
+    assert observed(bursts(20), 1150).change(0.99) == 2000
+    assert shortages(bursts(20), 3000, 0.99) == 0
 
 
 def test_high_demand_is_expected_to_fall() -> None:
@@ -60,11 +66,8 @@ def test_high_demand_is_expected_to_fall() -> None:
 
 
 def test_a_burst_shorter_than_requests_may_wait_needs_no_reserve() -> None:
-    def short(now: int) -> int:
-        return 3000 if now % 100 < 4 else 1000
-
-    assert observed(short, 990).change(0.99) == 2000
-    assert observed(short, 990, wait_s=5.0).change(0.99) == 0
+    assert observed(bursts(4), 1150).change(0.99) == 2000
+    assert observed(bursts(4), 1150, wait_s=5.0).change(0.99) == 0
 
 
 @pytest.mark.parametrize("first", [0, 300], ids=["the rise of a new service", "a burst"])
@@ -118,3 +121,43 @@ def test_before_a_start_has_passed_the_largest_rise_counts() -> None:
 
 def test_a_rising_demand_is_expected_to_rise_on() -> None:
     assert observed(lambda now: 100 * now, 400).change(0.99) == pytest.approx(100 * START_S, rel=0.1)
+
+
+def regular(now: int) -> int:
+    """Two minutes of much demand in every four, with noise."""
+    return round(random.Random(now).gauss(5000 if now % 240 < 120 else 1000, 200))
+
+
+def test_bursts_that_repeat_are_expected_at_their_time_and_not_between() -> None:
+    forecast, found = Forecast(), {}
+    for now in range(1801):
+        forecast.observe(float(now), regular(now), START_S)
+        if now > 1560:
+            found[now % 240] = regular(now) + forecast.change(0.99)
+    assert forecast.period_s == pytest.approx(240.0, abs=2)
+    before, after = 240 - int(START_S), 120 - int(START_S)
+    assert min(found[now % 240] for now in range(before + 2, before + 118)) > 4800
+    assert max(found[now % 240] for now in range(after + 2, after + 118)) < 2500
+
+
+def test_what_no_longer_repeats_is_no_period() -> None:
+    forecast = Forecast()
+    for now in range(4000):
+        forecast.observe(float(now), regular(now) if now < 1500 else noise(now), START_S)
+        if now == 1499:
+            assert forecast.period_s is not None
+    assert forecast.period_s is None
+
+
+def test_the_period_is_the_shortest_of_its_multiples() -> None:
+    assert observed(regular, 3000).period_s == pytest.approx(240.0, abs=2)
+
+
+@pytest.mark.parametrize("demand", [noise, bursts(20), lambda now: 100 * now], ids=["noise", "irregular", "a rise"])
+def test_there_is_no_period_where_nothing_repeats(demand: Callable[[int], int]) -> None:
+    assert {observed(demand, until).period_s for until in range(300, 3000, 300)} == {None}
+
+
+def test_of_a_period_of_few_starts_a_multiple_counts() -> None:
+    found = observed(lambda now: 5000 if now % 80 < 40 else 1000, 2000).period_s
+    assert found == pytest.approx(160.0, abs=2)
