@@ -161,3 +161,18 @@ def test_there_is_no_period_where_nothing_repeats(demand: Callable[[int], int]) 
 def test_of_a_period_of_few_starts_a_multiple_counts() -> None:
     found = observed(lambda now: 5000 if now % 80 < 40 else 1000, 2000).period_s
     assert found == pytest.approx(160.0, abs=2)
+
+
+def test_two_bursts_are_no_period() -> None:
+    forecast, found = Forecast(), set()
+    for now in range(900):
+        forecast.observe(float(now), 5000 if 400 <= now < 410 or 500 <= now < 510 else 1000, 10.0)
+        found.add(forecast.period_s)
+    assert found == {None}
+
+
+def test_what_repeats_within_the_noise_is_no_period() -> None:
+    def weak(now: int) -> int:
+        return round(random.Random(now).gauss(2270 if now % 240 < 120 else 1730, 200))
+
+    assert {observed(weak, until).period_s for until in (1500, 2500, 3500)} == {None}
