@@ -82,21 +82,26 @@ class Forecast:
             self._was.append(was)
             self._later.append(later)
         old = bisect_left(self._at, now - MEMORY_S)
-        if old > len(self._at) // 4:
-            del self._at[:old], self._was[:old], self._later[:old]
+        del self._at[:old], self._was[:old], self._later[:old]
         if now >= self._searched_s + SEARCH_S:
             self._searched_s = now
             least = ceil(SHORTEST * self._ahead_s / STEP_S)
-            self._period = find_period(*self._in_steps(), least, int(WINDOW_S / STEP_S))
+            _, was, later = self._in_steps()
+            self._period = find_period(was, later, least, int(WINDOW_S / STEP_S))
 
-    def _in_steps(self) -> tuple[Any, Any]:
-        """The demand and the later demand of every step of the past: those of the last time up to it."""
+    def _in_window(self) -> tuple[Any, Any, Any]:
+        """The times of the window, with the demand and the later demand of each."""
+        first = bisect_left(self._at, self._now - WINDOW_S - self._ahead_s)
+        return np.array(self._at[first:]), np.array(self._was[first:]), np.array(self._later[first:])
+
+    def _in_steps(self) -> tuple[Any, Any, Any]:
+        """Every step of the past, with the demand and the later demand of the last time up to it."""
         at = np.array(self._at)
         if not len(at):
-            return at, at
+            return at, at, at
         steps = at[-1] - STEP_S * np.arange(int((at[-1] - at[0]) / STEP_S) + 1)[::-1]
         index = np.searchsorted(at, steps, side="right") - 1
-        return np.array(self._was)[index], np.array(self._later)[index]
+        return steps, np.array(self._was)[index], np.array(self._later)[index]
 
     def change(self, share: float) -> int:
         """The change of the present demand that is exceeded with a probability of 1 - `share` only, in tokens.
@@ -106,18 +111,16 @@ class Forecast:
         """
         if not self._at:
             return max((self._present - was for _, was in self._recent), default=0)
-        first = bisect_left(self._at, self._now - WINDOW_S - self._ahead_s)
-        at, was, later = (np.array(each[first:]) for each in (self._at, self._was, self._later))
-        if self._period:
-            was, later = self._in_steps()
+        at, was, later = self._in_steps() if self._period else self._in_window()
         ahead, most = round((self._now - self._at[-1]) / STEP_S), int(WINDOW_S / STEP_S)
         before, after = (Repetitions.of(each, self._period, ahead, most) for each in (was, later))
         line = line_over(before.differences, after.differences)
         expected, middle = after.mean + line.at(before.differences), after.next + line.at(self._present - before.next)
         missed = after.mean + after.differences - expected
+        at = at[-len(missed) :]
         if self._period:
-            alike = np.argsort(np.abs(expected - middle), kind="stable")[: ceil(ALIKE * len(expected))]
-            at, missed = STEP_S * np.sort(alike), missed[np.sort(alike)]
+            alike = np.sort(np.argsort(np.abs(expected - middle), kind="stable")[: ceil(ALIKE * len(expected))])
+            at, missed = at[alike], missed[alike]
         largest_s = at[np.flatnonzero(missed == missed.max())[-1]]
         apart_s = min(self._ahead_s, LEFT_OUT * (at[-1] - at[0]))
         again = np.sort(missed[np.abs(at - largest_s) > apart_s])

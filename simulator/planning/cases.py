@@ -151,7 +151,7 @@ def plan_cases(setup: Setup, costs: Costs, jobs: Sequence[Job]) -> list[PlanCase
     return [
         *_mell(setup, costs),
         *_policies(setup, costs),
-        *_look_ahead(setup, costs),
+        *(look_ahead_case(setup, costs, fill) for fill in FILLS[1:]),
         *(
             autoscaler_case(setup, costs, contender, targets[len(targets) // 2], delays, router)
             for contender, router in ROUTERS.items()
@@ -230,11 +230,6 @@ def _policies(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
             yield PlanCase(f"{contender}, level", contender, policy, own, costs)
             for factor in STEPS:
                 yield PlanCase(f"{contender}, level x {factor:g}", contender, policy, _scaled(own, factor), costs)
-
-
-def _look_ahead(setup: Setup, costs: Costs) -> Iterator[PlanCase]:
-    for fill in FILLS[1:]:
-        yield look_ahead_case(setup, costs, fill)
 
 
 def look_ahead_case(setup: Setup, costs: Costs, fill: float) -> PlanCase:
