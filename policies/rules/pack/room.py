@@ -86,12 +86,15 @@ class Seeker:
         hosts = self._hosts(avoid)
         return self._by_a_move(request, hosts, avoid) or self._by_a_swap(request, hosts)
 
-    def prepare(self, request: Request, avoid: Replica | None = None) -> bool:
-        """Begin a move that will make room for a request, and promise that room. False if no move does."""
+    def prepare(self, request: Request, avoid: Replica | None = None) -> Replica | None:
+        """The replica on which one move will make room for a request. None if no move does.
+
+        If what moves was placed in this epoch, the room is there at once; else it is promised to the request.
+        """
         host = self._by_a_move(request, self._hosts(avoid), avoid)
-        if host is not None:
+        if host is not None and not fits(self.cluster, request, host):
             self._promise(host, request)
-        return host is not None
+        return host
 
     def promised(self, request: Request, avoid: Replica | None = None) -> bool:
         """Promise room that moves under way will make and that is not promised yet. False if there is not enough."""

@@ -197,6 +197,14 @@ def test_room_that_a_move_makes_is_waited_for_instead_of_opening() -> None:
     assert (plan.queued, plan.opened) == (("s",), ())
 
 
+def test_room_that_an_arrival_leaves_to_another_is_there_at_once() -> None:
+    """Else the next in line, who need not be smaller, would take it."""
+    cluster = named("A: | B: r20", "q5 s96 t97", holds=True, starts_as=ReplicaState.STARTING)
+    plan = step(cluster, Events(), PACK, Limits(slack=1.0))
+    assert picture(cluster).startswith("A: s96 | B: r20 q5")
+    assert plan.queued == ("t",)
+
+
 def test_room_is_promised_once() -> None:
     cluster = named("A: p50 q30 | B: r60", "s45 t44", holds=True, starts_as=ReplicaState.STARTING)
     plan = step(cluster, Events(), PACK, Limits())
