@@ -146,8 +146,8 @@ class ControlApi(Protocol):
         """
         ...
 
-    async def unpair(self, fence: int) -> None:
-        """Undo the replica's pair. Raises Refused if there is none."""
+    async def unpair(self, epoch: int, fence: int) -> None:
+        """Undo the replica's pair of that epoch. Raises Refused if it is in none, or in another one."""
         ...
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:

@@ -193,9 +193,9 @@ class EngineStub:
         """See `ControlApi.pair`."""
         await self._control.call(ControlApi.pair, order, fence)
 
-    async def unpair(self, fence: int) -> None:
+    async def unpair(self, epoch: int, fence: int) -> None:
         """See `ControlApi.unpair`."""
-        await self._control.call(ControlApi.unpair, fence)
+        await self._control.call(ControlApi.unpair, epoch, fence)
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         """See `ControlApi.cached_contexts`."""

@@ -410,11 +410,11 @@ class EngineReplica:
         self._check_fence(fence)
         await self._pairs.form(order)
 
-    async def unpair(self, fence: int) -> None:
+    async def unpair(self, epoch: int, fence: int) -> None:
         """See `ControlApi.unpair`."""
         self._check_fence(fence)
-        if not self._pairs.undo("it was ordered to end"):
-            raise Refused(f"replica {self._id} is in no pair", Cause.UNEXPECTED)
+        if not self._pairs.undo("it was ordered to end", epoch):
+            raise Refused(f"replica {self._id} is not in that pair", Cause.UNEXPECTED)
 
     @property
     def _pending(self) -> int:

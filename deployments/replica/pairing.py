@@ -163,7 +163,7 @@ class PairKeeper:
             if order.by_hand:
                 pairing.proposal = replace(pairing.proposal, by_hand=True)
             return
-        half, resizer = self._reserved()
+        half, resizer = self._reserved(order.epoch)
         address = await self._listen(half, resizer, order.epoch)
         # Each half of the layers costs a step about the same.
         boundary = (half.layers + 1) // 2
@@ -186,7 +186,7 @@ class PairKeeper:
             raise Refused("its weights are not those of this replica", Cause.FINGERPRINT)
         if self._half is not None and self._half.layers != proposal.layers:
             raise Refused("its layers are not those of this replica", Cause.FINGERPRINT)
-        half, resizer = self._reserved()
+        half, resizer = self._reserved(proposal.epoch)
         address = await self._listen(half, resizer, proposal.epoch)
         self._begin(proposal, half, resizer, proposal.address)
         return address
@@ -197,9 +197,9 @@ class PairKeeper:
             return None
         return self._pairing.state
 
-    def undo(self, cause: str) -> bool:
-        """Undo the pair; False if there is none."""
-        if self._pairing is None:
+    def undo(self, cause: str, epoch: int | None = None) -> bool:
+        """Undo the pair, of that `epoch` if one is given; False if there is none."""
+        if self._pairing is None or epoch not in (None, self._pairing.proposal.epoch):
             return False
         self._pairing.undo(cause)
         return True
@@ -209,11 +209,13 @@ class PairKeeper:
         if self._pairing is not None:
             self._pairing.stop()
 
-    def _reserved(self) -> tuple[EngineHalf, Resizer]:
-        """The engine and its pool for a new pair. Raises Refused."""
+    def _reserved(self, epoch: int) -> tuple[EngineHalf, Resizer]:
+        """The engine and its pool for a new pair. Raises Refused, a late order to form one that is over, too."""
         half, resizer = self._half, self._pool.resizer
         if self._pairing is not None:
             raise Refused(f"replica {self._own} is in a pair with replica {self._pairing.buddy}", Cause.UNEXPECTED)
+        if self._ended is not None and epoch <= self._ended.epoch:
+            raise Refused(f"replica {self._own} has been in a newer pair", Cause.UNEXPECTED)
         if reason := self._closed() or self.unable:
             raise Refused(f"replica {self._own} cannot be paired: {reason}", Cause.UNEXPECTED)
         assert half is not None

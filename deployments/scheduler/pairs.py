@@ -106,8 +106,14 @@ class PairOrders:
         return await self._ordered(lower, lambda control: control.pair(order, self._fence))
 
     async def unpair(self, replica: ReplicaId) -> MoveAnswer:
-        """Have the pair of a replica undone."""
-        return await self._ordered(replica, lambda control: control.unpair(self._fence))
+        """Have the pair undone that a replica is in by its newest report. A late order ends no newer pair."""
+        reported = self._reported()
+        if replica not in reported:
+            return MoveRejected(503, f"replica {replica} has not reported yet; try again")
+        pair = _pair(reported, replica)
+        if pair is None or pair.state == HalfState.OVER:
+            return MoveRejected(409, f"replica {replica} is in no pair")
+        return await self._ordered(replica, lambda control: control.unpair(pair.epoch, self._fence))
 
     def _refusal(
         self, reported: Mapping[ReplicaId, ReportedMemory], lower: ReplicaId, upper: ReplicaId

@@ -124,6 +124,20 @@ async def test_pairs_are_counted_with_their_hops_whether_they_last_or_are_over()
     assert made.keeper.metrics(SOLE_POOL) == ()
 
 
+async def test_a_late_order_neither_ends_a_newer_pair_nor_forms_an_older_one() -> None:
+    made = Keeper()
+    nothing: Any = None
+    proposal = PairProposal(2, A, B, 2, 4, "model", "address", 1.0)
+    shell = PairShell(proposal, A, nothing, nothing, AwayBuddy(), lambda _: None, lambda: None)
+    shell.times = {shell.state: asyncio.get_running_loop().time()}
+    made.keeper._pairing = shell
+    assert not made.keeper.undo("late", 1)
+    made.keeper._forget()
+    with pytest.raises(Refused, match="newer pair"):
+        await made.keeper.form(ORDER)
+    assert await made.takes_orders()
+
+
 async def test_a_refused_proposal_leaves_the_pool_as_it_was() -> None:
     made = Keeper()
     with pytest.raises(Refused, match="layers"):

@@ -188,8 +188,8 @@ class AnsweringReplica:
     async def pair(self, order: PairOrder, fence: int) -> None:
         await self._answers.answer(self._replica, "pair", order, fence)
 
-    async def unpair(self, fence: int) -> None:
-        await self._answers.answer(self._replica, "unpair", fence)
+    async def unpair(self, epoch: int, fence: int) -> None:
+        await self._answers.answer(self._replica, "unpair", epoch, fence)
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
         contexts: tuple[CachedContext, ...] = await self._answers.answer(self._replica, "cached_contexts", fence)

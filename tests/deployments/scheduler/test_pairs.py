@@ -77,8 +77,18 @@ async def test_an_order_goes_to_the_lower_replica_under_an_epoch_of_its_own() ->
     assert first == PairOrder(first.epoch, B, 2.0, by_hand=True)
     assert first.epoch < second.epoch
     assert [call[:2] for call in node.calls] == [(A, "pair")] * 2
+
+
+async def test_an_order_ends_the_pair_that_is_reported() -> None:
+    node = Node()
+    for pair in (None, half(A, HalfState.OVER)):
+        node.put(B, pair=pair)
+        answer = await node.orders.unpair(B)
+        assert isinstance(answer, MoveRejected)
+        assert answer.status == 409
+    node.put(B, pair=replace(half(A, HalfState.PAIRED), epoch=7))
     assert await node.orders.unpair(B) == MoveAccepted(B)
-    assert node.calls[-1] == (B, "unpair", FENCE)
+    assert node.calls == [(B, "unpair", 7, FENCE)]
 
 
 async def test_an_order_that_is_followed_already_is_given_once() -> None:
@@ -152,6 +162,7 @@ async def test_a_replica_that_drains_or_sleeps_or_has_not_reported_is_not_paired
 async def test_a_refusal_of_the_replica_is_the_answer(error: Exception, status: int) -> None:
     node = Node()
     node.error = error
-    for answer in (await node.orders.pair(A, B), await node.orders.unpair(A)):
+    node.put(C, pair=half(B, HalfState.PAIRED))
+    for answer in (await node.orders.pair(A, B), await node.orders.unpair(C)):
         assert isinstance(answer, MoveRejected)
         assert answer.status == status

@@ -188,7 +188,7 @@ class ToldReplica:
     async def pair(self, order: PairOrder, fence: int) -> None:
         raise AssertionError("replicas are not paired")
 
-    async def unpair(self, fence: int) -> None:
+    async def unpair(self, epoch: int, fence: int) -> None:
         raise AssertionError("replicas are not paired")
 
     async def cached_contexts(self, fence: int) -> tuple[CachedContext, ...]:
