@@ -572,10 +572,11 @@ def _pair(memory: PoolMemory, seen: PoolReport, left: MemoryLeft, now: float) ->
 
 
 def _start_s(memory: PoolMemory, left: MemoryLeft, now: float) -> float:
-    """The seconds until a further replica runs; infinite if none may, or if those that may wait for memory."""
+    """The seconds until a further replica runs; infinite if none may, or if those that may wait for memory or a GPU."""
     cluster, experience = memory.cluster, memory.learned.experience
     may_come = cluster.supply.left > 0 or cluster.decisions.opened or experience.awaits_start(now)
-    if not may_come or any(replica in left.waiting for replica in memory.locations.statuses):
+    waits = experience.lacks_gpu(now) or any(replica in left.waiting for replica in memory.locations.statuses)
+    if not may_come or waits:
         return inf
     return _wake_s(memory) or experience.startup_s
 

@@ -186,6 +186,10 @@ class Experience:
         coming = ((self._starting, self.startup_s), (self._waking, self.wake_s))
         return any(now - since < PATIENCE * usual_s for begun, usual_s in coming for since in begun.values())
 
+    def lacks_gpu(self, now: float) -> bool:
+        """True if a start has exceeded the usual time by the factor `PATIENCE`: another one would wait behind it."""
+        return any(now - since >= PATIENCE * self.startup_s for since in self._starting.values())
+
 
 class WaitedTimes:
     """The seconds for which starting replicas have waited for memory: how long depends on others, not on the start."""

@@ -278,6 +278,16 @@ def test_a_start_that_waits_for_memory_is_none() -> None:
     assert formed(plan.pairs) == [(A, B)]
 
 
+def test_a_start_that_finds_no_gpu_is_none() -> None:
+    starting = Status(ReplicaId("c"), ReplicaState.STARTING, "n", Tokens(0))
+    seen = report(most=3)
+    seen = replace(seen, replicas=(*seen.replicas, starting))
+    memory = PoolMemory(terms())
+    for now, pairs in ((0.0, []), (89.0, []), (90.0, [(A, B)])):
+        (plan,) = decide_pool(memory, seen, now)
+        assert formed(plan.pairs) == pairs, now
+
+
 def test_a_request_on_no_replica_waits_at_the_newest_one() -> None:
     memory = PoolMemory(terms())
     decide_pool(memory, report(waiting=1), 0.0)
