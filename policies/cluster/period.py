@@ -85,10 +85,10 @@ def find_period(was: Any, later: Any, least: int, most: int) -> int:
     `was` and `later` have the demand of every step, and the later demand that was to be forecast then.
     """
     longest = len(was) // REPEATS
-    if longest <= least or len(was) < YOUNG * most:
+    coarse = np.arange(-(-least // COARSE), longest // COARSE + 1)
+    if not len(coarse) or len(was) < YOUNG * most:
         return 0
     count = min(most, len(was) - longest)
-    coarse = np.arange(-(-least // COARSE), longest // COARSE + 1)
     rough = _squares(_means(was), _means(later), coarse, count // COARSE).mean(axis=1)
     about = COARSE * int(coarse[np.argmin(rough)])
     around = [np.arange(about // times - COARSE, about // times + COARSE + 1) for times in range(1, about // least + 1)]

@@ -3,9 +3,13 @@
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from policies.cluster.forecast import WINDOW_S, Forecast
+from policies.cluster.period import find_period
 
 START_S = 30.0
 
@@ -176,3 +180,12 @@ def test_what_repeats_within_the_noise_is_no_period() -> None:
         return round(random.Random(now).gauss(2270 if now % 240 < 120 else 1730, 200))
 
     assert {observed(weak, until).period_s for until in (1500, 2500, 3500)} == {None}
+
+
+@given(st.integers(0, 130), st.integers(1, 50), st.integers(4, 200))
+@example(21, 5, 60)
+def test_a_past_of_any_length_is_searched(length: int, least: int, most: int) -> None:
+    """The coarse steps of a period may all be outside of its bounds."""
+    demand = np.arange(length) % 7.0
+    found = find_period(demand, demand, least, most)
+    assert found == 0 or least <= found <= length // 3
