@@ -1,6 +1,7 @@
 """Windows of six kinds of traffic, served by Mell with its default settings and by constant numbers of replicas.
 
     python -m benchmarks.windows [--kinds steady,wave] [--seeds 1 2 3] [--autoscalers] [--processes 2] [--json FILE]
+    python -m benchmarks.windows --write DIR [--kinds steady,wave] [--seeds 1 2 3]
 
 Requests arrive by a Poisson process of a rate that may vary, with lengths from log-normal distributions: half an hour,
 after ten minutes of warm-up. Constant numbers are those of the simulated fleet behind a router that knows every
@@ -10,9 +11,14 @@ none up to `MOST` does. All runs of a window serve the same requests.
 With `--autoscalers`, Ray Serve's rule, one by KV utilisation, and one that knows the load one start ahead serve the
 windows, too, behind the same router and at every one of `SETTINGS`. A target of Serve's rule is a share of the requests
 that fill a replica in the mean of the window, so that one setting means the same in small and in large caches.
+
+With `--write`, the windows with their warm-ups are written as traces `KIND_SEED.csv.gz` instead, for `mell plan` and
+`benchmarks.economics`.
 """
 
 import argparse
+import csv
+import gzip
 import json
 import sys
 from bisect import bisect
@@ -196,6 +202,14 @@ def _arrivals(kind: WindowKind, seed: int, until_s: float) -> Iterator[float]:
         now += rng.expovariate(kind.peak)
 
 
+def write_trace(path: Path, jobs: Sequence[Job]) -> None:
+    """Write requests as a trace: times in seconds, lengths in tokens."""
+    with gzip.open(path, "wt", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("arrival_s", "prompt_tokens", "output_tokens"))
+        rows.writerows((f"{job.arrival_s:.3f}", job.prompt, job.output) for job in jobs)
+
+
 def serve(name: str, seed: int, window: Window, costs: Costs, settings: Sequence[Setting] = ()) -> WindowResult:
     """Serve one window by Mell, by autoscalers, and by constant numbers from one upwards until the level is kept."""
     kind = KINDS[name]
@@ -328,15 +342,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warmup-s", type=float, default=WARMUP_S, help="seconds before it (default: %(default)g)")
     parser.add_argument("--autoscalers", action="store_true", help="serve the windows by autoscalers, too")
     parser.add_argument("--processes", type=int, default=2, help="runs at the same time (default: %(default)s)")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write the windows as traces to this folder instead")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args(argv)
     kinds = given.kinds.split(",")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         parser.error(f"there is no kind {unknown[0]!r}: the kinds are {', '.join(KINDS)}")
     window = Window(given.warmup_s, given.warmup_s + given.length_s)
+    windows = [(kind, seed) for kind in kinds for seed in given.seeds]
+    if given.write is not None:
+        for kind, seed in windows:
+            write_trace(given.write / f"{kind}_{seed}.csv.gz", jobs_of(KINDS[kind], seed, window.horizon_s))
+        return 0
     costs = replace(read_costs(COSTS), startup_s=given.startup_s)
     settings = SETTINGS if given.autoscalers else ()
-    windows = [(kind, seed) for kind in kinds for seed in given.seeds]
     with ProcessPoolExecutor(given.processes) as pool:
         results = list(
             tqdm(pool.map(partial(_serve_pair, window, costs, settings), windows), total=len(windows), unit="window")

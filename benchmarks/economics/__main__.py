@@ -10,9 +10,9 @@
 Variants: `mell` packs, migrates, opens and closes replicas with a fixed slack; `mell_slo` does so for a service level
 (`--slo`), from which its reserve follows; `load_balance` migrates from the highest load to the lowest, and off the
 least loaded replica where the others have room for its requests; `worst_fit` places where there is most room, opens and
-closes, and never migrates; `pack_unmoved` packs arrivals, and never migrates; `serve` leaves the number of replicas to
-Serve, and `serve_quick` does so with shorter delays; `kv` and `kv_quick` leave it to an autoscaler by KV utilisation
-with the same delays.
+closes, and never migrates; `pack_unmoved` packs arrivals, and never migrates; `constant` keeps `--constant` replicas,
+places where there is most room, and never migrates; `serve` leaves the number of replicas to Serve, and `serve_quick`
+does so with shorter delays; `kv` and `kv_quick` leave it to an autoscaler by KV utilisation with the same delays.
 Replicas are paced (no GPU, no model). A run starts the application anew, and takes its warm-up and its window plus
 about a minute; variants run in turns. Runs that are already in the file are not repeated.
 """
@@ -136,6 +136,13 @@ def _parser() -> argparse.ArgumentParser:
         help="target of `kv`: KV cache in use, as a share (default: %(default)s)",
     )
     add(
+        "--constant",
+        type=int,
+        default=usual.constant,
+        metavar="N",
+        help="replicas of `constant` (default: %(default)s)",
+    )
+    add(
         "--delays",
         type=float,
         nargs=2,
@@ -166,6 +173,7 @@ def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
         foresight_s=given.foresight,
         ongoing=given.ongoing,
         kv_target=given.kv_target,
+        constant=given.constant,
         upscale_s=upscale_s,
         downscale_s=downscale_s,
         ttft_p99_s=level.ttft_p99_s,

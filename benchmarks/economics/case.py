@@ -17,6 +17,7 @@ SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "load_balance": {"policy": POLICIES[Contender.LOAD_BALANCE], "mode": "act"},
     "worst_fit": {"policy": "worst_fit", "mode": "act", "moves_per_epoch": 0},
     "pack_unmoved": {"policy": "pack", "mode": "act", "moves_per_epoch": 0},
+    "constant": {"policy": "worst_fit", "mode": "act", "moves_per_epoch": 0},
     "serve": {"policy": "worst_fit", "mode": "off"},
     "serve_quick": {"policy": "worst_fit", "mode": "off"},
     "kv": {"policy": "worst_fit", "mode": "off"},
@@ -38,6 +39,9 @@ conditions, whose metrics are then those of a plan's short delays."""
 
 BASELINE = "worst_fit"
 """The default reference of ratios."""
+
+CONSTANT = "constant"
+"""The variant with a number of replicas that does not change."""
 
 
 def default_pace() -> Pace:
@@ -80,11 +84,11 @@ class Conditions:
     """The conditions shared by all variants.
 
     Requests of the first `warmup_s` seconds do not count, those of the next `seconds` do; Serve's autoscaler needs the
-    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica, `kv_target` that of an
-    autoscaler by KV utilisation, as a share; `upscale_s` and `downscale_s` are the delays of the quick variants. The KV
-    capacity of `slack` replicas is kept free. `foresight_s` is off by default: the scheduler remembers rises in demand
-    for longer than a run lasts, and every run begins with a rise from zero. The service level `ttft_p99_s`,
-    `itl_p99_ms` is for the variants that follow one.
+    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica, `kv_target` that of
+    an autoscaler by KV utilisation, as a share; `constant` is the number of replicas that does not change; `upscale_s`
+    and `downscale_s` are the delays of the quick variants. The KV capacity of `slack` replicas is kept free.
+    `foresight_s` is off by default: the scheduler remembers rises in demand for longer than a run lasts, and every run
+    begins with a rise from zero. The service level `ttft_p99_s`, `itl_p99_ms` is for the variants that follow one.
     """
 
     warmup_s: float = 120.0
@@ -95,6 +99,7 @@ class Conditions:
     foresight_s: float = 0.0
     ongoing: int = 10
     kv_target: float = 0.7
+    constant: int = 3
     upscale_s: float = 2.0
     downscale_s: float = 30.0
     ttft_p99_s: float | None = None
@@ -122,7 +127,8 @@ class Conditions:
             f"{pace.num_gpu_blocks_override * pace.block_size:,} tokens that start in {pace.startup_s:g} s and decode "
             f"in {1e3 * pace.decode_s:g} ms, epochs of {self.epoch_s:g} s, slack {self.slack:g}, foresight "
             f"{self.foresight_s:g} s; Serve's target is {self.ongoing} requests per replica, that of KV "
-            f"utilisation {self.kv_target:.0%}, quick delays are {self.upscale_s:g} and {self.downscale_s:g} s; "
+            f"utilisation {self.kv_target:.0%}, the constant number is {self.constant}, quick delays are "
+            f"{self.upscale_s:g} and {self.downscale_s:g} s; "
             f"service level: {level or 'none'}"
         )
 
@@ -156,7 +162,8 @@ def turns(
 def settings(case: LiveCase) -> dict[str, Any]:
     """The application's settings, in addition to those of `examples/tiny.yaml`."""
     conditions = case.conditions
-    scaling: dict[str, float] = {"min_replicas": 1, "initial_replicas": 1, "max_replicas": conditions.max_replicas}
+    least, most = bounds_of(case)
+    scaling: dict[str, float] = {"min_replicas": least, "initial_replicas": least, "max_replicas": most}
     if case.variant in SERVE_SCALES:
         scaling["target_ongoing_requests"] = conditions.ongoing
     if case.variant == "serve_quick":
@@ -171,6 +178,12 @@ def settings(case: LiveCase) -> dict[str, Any]:
         "scheduler": {**SCHEDULERS[case.variant], "epoch_s": conditions.epoch_s, **kept},
         "deployment_config": {"autoscaling_config": scaling},
     }
+
+
+def bounds_of(case: LiveCase) -> tuple[int, int]:
+    """The least and the largest number of replicas."""
+    constant = case.conditions.constant
+    return (constant, constant) if case.variant == CONSTANT else (1, case.conditions.max_replicas)
 
 
 def rule_of(case: LiveCase) -> ScalingRule | None:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.economics.case import FOLLOWS_LEVEL, SCHEDULERS, LiveCase
+from benchmarks.economics.case import FOLLOWS_LEVEL, SCHEDULERS, LiveCase, bounds_of
 from benchmarks.economics.figures import Figures, delays, startups, usage
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest
 from deployments.config import SchedulerSettings
@@ -204,7 +204,7 @@ def listed(epochs: Sequence[EpochSample]) -> list[tuple[float, int]]:
 def setup_of(case: LiveCase, costs: Costs) -> Setup:
     """The cluster and the limits of a case; empty replicas linger for one start-up time, as live."""
     conditions, pace = case.conditions, case.conditions.pace
-    follows = case.variant in FOLLOWS_LEVEL
+    follows, (least, most) = case.variant in FOLLOWS_LEVEL, bounds_of(case)
     limits = Limits(
         moves_per_epoch=SCHEDULERS[case.variant].get("moves_per_epoch"),
         cooldown_s=LIVE.cooldown_s,
@@ -217,8 +217,8 @@ def setup_of(case: LiveCase, costs: Costs) -> Setup:
         epoch_s=conditions.epoch_s,
         gpus_per_node=conditions.max_replicas,
         horizon_s=conditions.until_s + TAIL_S,
-        min_replicas=1,
-        max_gpus=conditions.max_replicas,
+        min_replicas=least,
+        max_gpus=most,
         limits=limits,
         moves_at_once=LIVE.moves_at_once,
         moves_per_replica=Terms().moves_per_replica,

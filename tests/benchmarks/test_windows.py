@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.windows import KINDS, SETTINGS, Served, WindowResult, jobs_of, main, render
+from simulator.replay.trace import read_trace
 
 
 @pytest.mark.slow
@@ -19,6 +20,16 @@ def test_a_short_window_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert result["mell"]["gpu_seconds"] > 0
     assert result["constant"]["keeps"]
     assert "in 0 of 1" in (out := capsys.readouterr().out) or "in 1 of 1" in out
+
+
+def test_a_window_is_written_as_a_trace(tmp_path: Path) -> None:
+    assert (
+        main(["--write", str(tmp_path), "--kinds", "onoff", "--seeds", "2", "--warmup-s", "60", "--length-s", "90"])
+        == 0
+    )
+    read, jobs = read_trace(tmp_path / "onoff_2.csv.gz").requests, jobs_of(KINDS["onoff"], 2, 150.0)
+    assert [(each.prompt_tokens, each.output_tokens) for each in read] == [(job.prompt, job.output) for job in jobs]
+    assert read[-1].at_s - read[0].at_s == pytest.approx(jobs[-1].arrival_s - jobs[0].arrival_s, abs=0.002)
 
 
 def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

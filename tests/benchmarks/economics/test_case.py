@@ -47,10 +47,12 @@ def test_settings_are_valid_for_the_application(variant: str) -> None:
     valid = Settings.model_validate(settings(case(variant)))
     assert valid.engine == "paced"
     assert valid.scheduler.mode == "act"
-    assert (valid.scheduler.moves_per_epoch == 0) is (variant in ("worst_fit", "pack_unmoved"))
+    assert (valid.scheduler.moves_per_epoch == 0) is (variant in ("worst_fit", "pack_unmoved", "constant"))
     assert valid.scheduler.slack == (None if variant in FOLLOWS_LEVEL else CONDITIONS.slack)
     scaling = valid.deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.initial, scaling.max_replicas) == (1, 1, CONDITIONS.max_replicas)
+    constant, most = CONDITIONS.constant, CONDITIONS.max_replicas
+    bounds = (constant, constant, constant) if variant == "constant" else (1, 1, most)
+    assert (scaling.min_replicas, scaling.initial, scaling.max_replicas) == bounds
 
 
 @pytest.mark.parametrize("variant", SERVE_SCALES)
