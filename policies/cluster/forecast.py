@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,13 @@ SHORTEST = 5
 class Forecast:
     """The demand of one pool in tokens; times are in seconds of any monotonic clock.
 
-    Of the `span_s` seconds that begin `within_s` seconds from now, the `extreme` demand counts: `min` or `max`.
+    Of the `span_s` seconds that begin `within_s` seconds from now, the `extreme` demand counts: `min` or `max`. Periods
+    are sought `delay_s` seconds after the first demand, and from then on every SEARCH_S seconds.
     """
 
-    def __init__(self, extreme: Callable[[Iterable[int]], int] = min) -> None:
+    def __init__(self, extreme: Callable[[Iterable[int]], int] = min, delay_s: float = 0.0) -> None:
         self._extreme = extreme
+        self._delay_s = delay_s
         self._recent: deque[tuple[float, int]] = deque()
         """(time, demand) whose later demand is not observed yet."""
         self._at, self._was, self._later = array("d"), array("d"), array("d")
@@ -63,7 +65,8 @@ class Forecast:
         """The time until the end of the span."""
         self._period = 0
         """In steps; 0 without one."""
-        self._searched_s = -inf
+        self._search_s: float | None = None
+        """The time of the next search."""
 
     @property
     def period_s(self) -> float | None:
@@ -83,8 +86,10 @@ class Forecast:
             self._later.append(later)
         old = bisect_left(self._at, now - MEMORY_S)
         del self._at[:old], self._was[:old], self._later[:old]
-        if now >= self._searched_s + SEARCH_S:
-            self._searched_s = now
+        if self._search_s is None:
+            self._search_s = now + self._delay_s
+        if now >= self._search_s:
+            self._search_s = now + SEARCH_S
             least = ceil(SHORTEST * self._ahead_s / STEP_S)
             _, was, later = self._in_steps()
             self._period = find_period(was, later, least, int(WINDOW_S / STEP_S))

@@ -44,6 +44,7 @@ from policies.decision.disaggregation.roles import (
     hand_over_target,
     soonest_prefills,
 )
+from policies.decision.learned import Learned
 from policies.decision.level.scaling import Scaled, ScaleUp
 from policies.decision.level.service import replica_speed
 from policies.decision.limits import Limits, Mode, Terms
@@ -92,7 +93,8 @@ class SchedulerMemory:
     def pool(self, pool: PoolId) -> PoolMemory:
         """The memory of one pool, empty before its first observation."""
         if pool not in self.pools:
-            self.pools[pool] = PoolMemory(self.terms.of(pool), self.rule)
+            terms = self.terms.of(pool)
+            self.pools[pool] = PoolMemory(terms, self.rule, Learned(terms, len(self.pools)))
         return self.pools[pool]
 
     def set_mode(self, mode: Mode) -> None:

@@ -28,16 +28,16 @@ class Learned:
 
     `capacity` is that of a new replica, in tokens, which no replica reports while all are starting. `level_replicas` is
     the least number of replicas that keeps a service level. `roles_by_hand` are the roles that an operator has set, by
-    replica.
+    replica. `number` is the pool's among those of one scheduler.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, number: int = 0) -> None:
         self.capacity = Tokens(1)
         self.experience = Experience(terms.epoch_s, terms.decode_rate)
         self.breaker = Breaker()
         self.estimates = Estimates(terms.boundaries, terms.epoch_s)
         self.routing = RoutingExperience()
-        self.demand = DemandHistory()
+        self.demand = DemandHistory.of_pool(number)
         self.level_replicas = RecentMaximum()
         self.risk = AdaptedRisk()
         self.predicted = PredictedTimes()

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Self
 
-from policies.cluster.forecast import Forecast
+from policies.cluster.forecast import SEARCH_S, Forecast
 from policies.cluster.supply import Demand
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
@@ -44,6 +45,9 @@ MORE_LIKELY_THAN_NOT = 0.5
 """The probability with which a closed replica must not be needed again for the time of a start. A replica that closes
 saves a second in every second. If it is needed again sooner than it starts, it has cost more than one that stays."""
 
+STAGGER_S = 7.0
+"""The seconds between the searches of two pools: 60 pools search in 60 different seconds of a minute."""
+
 
 @dataclass(slots=True)
 class DemandHistory:
@@ -59,6 +63,12 @@ class DemandHistory:
     needs: Forecast = field(default_factory=lambda: Forecast(max))
     change: int = 0
     peak: int = 0
+
+    @classmethod
+    def of_pool(cls, number: int) -> Self:
+        """That of one of many pools: `number` sets the second in which it looks for periods, which takes a while."""
+        delay_s = number * STAGGER_S % SEARCH_S
+        return cls(forecast=Forecast(delay_s=delay_s), needs=Forecast(max, delay_s))
 
     def observe(self, limits: Limits, tokens: int, wait_s: float, now: float) -> None:
         """Add the demand at `now`, in tokens. Requests that wait `wait_s` seconds are in time."""

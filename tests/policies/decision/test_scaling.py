@@ -1,17 +1,19 @@
 """When limits open replicas before they are needed, and when they close those that are not."""
 
+from collections import Counter
 from random import Random
 
 import pytest
 
+from policies.cluster import forecast
 from policies.cluster.capacity import close_idle, spare_capacity, total_demand
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import WINDOW_S, Demand
 from policies.cost.service import ReplicaSpeed, SpeedLimit
 from policies.cost.steps import StepCosts, proportional
-from policies.decision.deciding import open_slack
+from policies.decision.deciding import SchedulerMemory, open_slack
 from policies.decision.limits import DemandHistory, Limits
-from policies.model import ReplicaState, Tokens
+from policies.model import PoolId, ReplicaState, Tokens
 from policies.rules.arrivals import Openings
 from tests.policies.cluster.named import evict, impose, move, named, picture, place, replica, request, settled, turn
 from tests.policies.stepping import Events, apply, begin_epoch
@@ -138,6 +140,20 @@ def test_capacity_is_kept_that_the_next_start_needs_more_likely_than_not() -> No
     reopened = [max(needed[now : now + 20]) > kept[now] for now in range(300, 880)]
     assert 0.3 < sum(reopened) / len(reopened) < 0.6
     assert all(keep >= need for keep, need in zip(kept, needed, strict=True))
+
+
+def test_pools_look_for_periods_in_different_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes milliseconds: 40 in one epoch would be most of it."""
+    searched: Counter[int] = Counter()
+    now = 0
+    monkeypatch.setattr(forecast, "find_period", lambda *_: searched.update([now]) or 0)
+    memory = SchedulerMemory()
+    pools = [memory.pool(PoolId(f"p{number}")).learned.demand for number in range(40)]
+    for now in range(180):
+        for demand in pools:
+            demand.observe(Limits(foresight_s=20.0, foreseen=0.95), 100, 0.0, float(now))
+    assert max(searched.values()) == 2, "those of the change and of the need of one pool"
+    assert sum(searched.values()) == 40 * 2 * 3
 
 
 @pytest.mark.parametrize(
