@@ -74,10 +74,10 @@ An exception in the worker half would end the engine and every request on it, so
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -96,7 +96,7 @@ from migration.kv.copier.copier import Copier
 from migration.kv.copier.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.kv.device import preload
 from migration.kv.grammars import compile_by_request
-from migration.kv.layout import CacheLayout
+from migration.kv.layout import CacheLayout, RowsLost
 from migration.kv.naps import nap_between_looks
 from migration.kv.pages import UntouchedPages
 from migration.kv.pool import ElasticPool, bind, declared_times
@@ -263,18 +263,6 @@ def why_without_manager() -> str | None:
     return "this version of vLLM gives its connector no manager of the KV cache"
 
 
-class RemoteRows(Protocol):
-    """The KV of layers that another worker runs for this one, see `pair`."""
-
-    def move_rows(self, moved: Sequence[tuple[int, int]]) -> None:
-        """Blocks have changed their ids, (from, to)."""
-        ...
-
-    def lose_rows(self, first: int) -> None:
-        """The memory of all blocks from `first` on is given back."""
-        ...
-
-
 class MellConnector(KVConnectorBase_V1, SupportsHMA):
     """Both halves of the connector; vLLM creates one instance per role."""
 
@@ -323,7 +311,6 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """Keys of requests to be halted. The copier adds them, the end of a step takes them."""
         self._failed_blocks: set[int] = set()
         self.copier: Copier | None = None
-        self._remote_rows: RemoteRows | None = None
 
     @property
     def is_elastic(self) -> bool:
@@ -612,6 +599,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             held = self.tails.pop(load.tail)
             assert self.layout is not None, "a tail came by the copier, which has a layout"
             self.layout.place(load.blocks, len(held) // self.layout.block_bytes, load.skip, held)
+        except RowsLost:
+            log.warning("tail %s could not be copied: the step is lost with the pair", load.tail)
         except Exception:
             log.exception("tail %s could not be copied", load.tail)
             self._failed_blocks.update(load.blocks)
@@ -645,8 +634,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         assert self.layout is not None, "a pool is elastic only if its blocks can be moved"
         with self.tables.copying, self.loads.copying:
             self.layout.move(moved)
-            if self._remote_rows is not None:
-                self._remote_rows.move_rows(moved)
+            if self.layout.elsewhere is not None:
+                self.layout.elsewhere.move_rows(moved)
             ids = np.arange(self.num_blocks, dtype=np.int32)
             before, after = np.array(moved, dtype=np.int32).T
             ids[before] = after
@@ -665,18 +654,18 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         with self.tables.copying, self.loads.copying:
             self.tables.lose(range(first, self.num_blocks))
             self.layout.give_back(first)
-            if self._remote_rows is not None:
-                self._remote_rows.lose_rows(first)
+            if self.layout.elsewhere is not None:
+                self.layout.elsewhere.lose_rows(first)
 
-    def split_rows(self, remote: RemoteRows | None) -> None:
-        """From now on some layers' rows are `remote`, and no copy to or from another replica is made; None: no more.
+    @contextmanager
+    def changing_layers(self) -> Iterator[CacheLayout]:
+        """Layers go to another worker, or come back, in the body.
 
-        A copy under way, at most one part of a slot, ends first.
+        A copy under way, at most one part of a slot, ends first: it knows where they were.
         """
         assert self.layout is not None, "layers are remote only if their blocks can be moved"
         with self.tables.copying, self.loads.copying:
-            self._remote_rows = remote
-            self.layout.elsewhere = None if remote is None else "the KV blocks of a paired replica are in two places"
+            yield self.layout
 
     def _step(self) -> StepMetadata:
         meta = self._get_connector_metadata()

@@ -14,13 +14,16 @@ speed (measured, torch 2.13).
 A cache of unlike heads takes a part of the staged bytes (`ShardPart`), which it reads where they lie: the staged shard
 is [L, blocks, ...] of whole layers, and its heads are one of the other axes.
 
+Layers that another worker keeps for this one (`RemoteRows`) are copied from and to there: staged bytes are always those
+of whole blocks.
+
 One operation per copy matters on a CPU. Each operation gives the interpreter's lock away, and the copier shares it with
 the thread that runs the engine's steps: on a busy machine, each operation more may wait for milliseconds.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -28,6 +31,41 @@ from migration.kv.layers import Layer, Stack, as_words, dense, layers_of, runs, 
 from migration.kv.pages import give_back
 from migration.protocol.errors import TransferFailed
 from migration.protocol.layouts import ShardPart, ShardShape
+
+
+class RowsLost(TransferFailed):
+    """The worker that keeps layers of this one is lost, and with it all KV."""
+
+
+class RemoteRows(Protocol):
+    """The KV of the layers that another worker runs for this one (`pair`). A row is a block of a layer, in words of 4
+    bytes.
+    """
+
+    @property
+    def remote(self) -> range:
+        """The layers: some of the first or of the last ones. They change between two copies only."""
+        ...
+
+    def read_rows(self, layer: int, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """Copy blocks of a remote layer into `rows` [blocks, words]. Raises RowsLost."""
+        ...
+
+    def write_rows(self, layer: int, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """Copy `rows` [blocks, words] into blocks of a remote layer. Raises RowsLost."""
+        ...
+
+    def note_rows(self, blocks: Sequence[int]) -> None:
+        """Blocks of all layers have been written."""
+        ...
+
+    def move_rows(self, moved: Sequence[tuple[int, int]]) -> None:
+        """Blocks have changed their ids, (from, to)."""
+        ...
+
+    def lose_rows(self, first: int) -> None:
+        """The memory of all blocks from `first` on is given back."""
+        ...
 
 
 class CacheLayout:
@@ -48,11 +86,11 @@ class CacheLayout:
         self._shape = _shape(layers)
         self._layers = layers
         self._on_gpu = self._device.type == "cuda" if for_gpu is None else for_gpu
-        self._stacks = self._stacked([layer.blocks for layer in layers], self._word)
+        self._stacks = {range(len(layers)): self._stacked([layer.blocks for layer in layers], self._word)}
+        """The layers of a range, as they are copied."""
         self.block_bytes: int = sum(layer.blocks[0].numel() * layer.blocks.element_size() for layer in layers)
-        self.elsewhere: str | None = None
-        """The reason why blocks are not whole here, and cannot be copied from or to other replicas; None if they are.
-        """
+        self.elsewhere: RemoteRows | None = None
+        """Where the layers are that are not here; None if all are."""
         self._parts: dict[ShardPart, list[Stack]] = {}
         """The cells that parts of shards fill, as far as parts have come."""
 
@@ -74,7 +112,7 @@ class CacheLayout:
     @property
     def kernels(self) -> int:
         """The number of copies of one gather or scatter; on a GPU, kernels."""
-        return len(self._stacks)
+        return len(self._stacks[range(len(self._layers))])
 
     @property
     def shape(self) -> ShardShape:
@@ -89,13 +127,16 @@ class CacheLayout:
 
         Raises:
             TransferFailed: a block does not exist, or `out` has another size; nothing was copied.
+            RowsLost: the layers elsewhere are lost.
         """
-        index = self._whole(blocks)
+        index = self._index(blocks)
         for stack, staged in self._staged(len(blocks), out):
             if stack.tensor.device == staged.device:
                 torch.index_select(stack.tensor, stack.axis, stack.places(index), out=staged)
             else:
                 staged.copy_(stack.tensor.index_select(stack.axis, stack.places(index)))
+        for elsewhere, layer, rows in self._staged_elsewhere(len(blocks), out):
+            elsewhere.read_rows(layer, blocks, rows)
         self._settle()
 
     def scatter(self, blocks: Sequence[int], staged_count: int, skip: int, source: Any) -> None:
@@ -105,6 +146,7 @@ class CacheLayout:
 
         Raises:
             TransferFailed: a block does not exist, or too few are staged; nothing was copied.
+            RowsLost: the layers elsewhere are lost.
         """
         try:
             self.place(blocks, staged_count, skip, source)
@@ -116,24 +158,28 @@ class CacheLayout:
         """Like `scatter`, but on a GPU the copy is only launched, in the calling thread's current stream."""
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
-        index = self._whole(blocks)
+        index = self._index(blocks)
         for stack, staged in self._staged(staged_count, source):
             if len(blocks) < staged_count:
                 layers = staged.unflatten(stack.axis, (-1, staged_count))
                 staged = layers.narrow(stack.axis + 1, skip, len(blocks)).flatten(stack.axis, stack.axis + 1)
             stack.tensor.index_copy_(stack.axis, stack.places(index), staged.to(stack.tensor.device))
+        for elsewhere, layer, rows in self._staged_elsewhere(staged_count, source):
+            elsewhere.write_rows(layer, blocks, rows[skip : skip + len(blocks)])
+        if self.elsewhere is not None:
+            self.elsewhere.note_rows(blocks)
         if isinstance(source, torch.Tensor) and source.device.type == "cuda":
             # The allocator of the copier's stream must not give the memory to somebody else before the copy is made.
             source.record_stream(torch.cuda.current_stream(source.device))
 
     def move(self, moved: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks of every layer to the place of others, (from, to); no block is both. Returns once that is done.
+        """Copy blocks of every layer here to the place of others, (from, to); no block is both. Returns once done.
 
         Raises:
             TransferFailed: a block does not exist; nothing was copied.
         """
         before, after = (self._index(ids) for ids in zip(*moved, strict=True))
-        for stack in self._stacks:
+        for stack in self._here():
             rows = stack.tensor.index_select(stack.axis, stack.places(before))
             stack.tensor.index_copy_(stack.axis, stack.places(after), rows)
         self._settle()
@@ -146,7 +192,9 @@ class CacheLayout:
         """Like `scatter`, of a `part` of `staged_count` staged blocks of a worker with other layers or heads."""
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
-        index = self._whole(blocks)
+        if self.elsewhere is not None:
+            raise TransferFailed("a paired replica takes no parts of blocks")
+        index = self._index(blocks)
         staged = self._part_of(source, staged_count, part)[:, skip : skip + len(blocks)]
         try:
             first = 0
@@ -223,11 +271,29 @@ class CacheLayout:
         self._settle()
         return taken
 
-    def _whole(self, blocks: Sequence[int]) -> torch.Tensor:
-        """Block ids as a tensor. Raises TransferFailed, too, if the blocks of some layers are elsewhere."""
-        if self.elsewhere is not None:
-            raise TransferFailed(self.elsewhere)
-        return self._index(blocks)
+    def _here(self) -> list[Stack]:
+        """The layers that are here, as they are copied."""
+        here = self._range_here()
+        if here not in self._stacks:
+            layers = [layer.blocks for layer in self._layers[here.start : here.stop]]
+            # Views that a step makes in inference mode can be written in no other one.
+            with torch.inference_mode(False):
+                self._stacks[here] = self._stacked(layers, self._word)
+        return self._stacks[here]
+
+    def _range_here(self) -> range:
+        count, remote = len(self._layers), range(0) if self.elsewhere is None else self.elsewhere.remote
+        if not remote:
+            return range(count)
+        return range(remote.start) if remote.start else range(remote.stop, count)
+
+    def _staged_elsewhere(self, count: int, memory: Any) -> Iterator[tuple[RemoteRows, int, torch.Tensor]]:
+        """Each layer that is elsewhere with its part of the staged bytes, [count, words]. All layers are equal then."""
+        if self.elsewhere is None:
+            return
+        rows = _flat(memory, self._device).view(torch.int32).view(len(self._layers), count, -1)
+        for layer in self.elsewhere.remote:
+            yield self.elsewhere, layer, rows[layer]
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         """Block ids as a tensor. Checked, since an index out of range inside the worker would end the engine."""
@@ -236,13 +302,14 @@ class CacheLayout:
         return torch.tensor(blocks, dtype=torch.int64, device=self._device)
 
     def _staged(self, count: int, memory: Any) -> list[tuple[Stack, torch.Tensor]]:
-        """Each stack of layers with its part of the staged bytes, in the stack's shape with `count` blocks."""
+        """Each stack of layers here with its part of the staged bytes, in the stack's shape with `count` blocks."""
         if len(memory) != count * self.block_bytes:
             raise TransferFailed(f"{len(memory)} bytes are not {count} blocks of {self.block_bytes}")
         flat = _flat(memory, self._device)
         parts: list[tuple[Stack, torch.Tensor]] = []
-        offset = 0
-        for stack in self._stacks:
+        # The layers in front are elsewhere, if any: all are equal then.
+        offset = self._range_here().start * len(flat) // len(self._layers)
+        for stack in self._here():
             shape, dtype = stack.staged_shape(count), stack.tensor.dtype
             end = offset + math.prod(shape) * dtype.itemsize
             parts.append((stack, flat[offset:end].view(dtype).view(shape)))

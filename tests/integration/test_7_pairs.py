@@ -1,6 +1,7 @@
 """Pairs of real replicas: streams run through both, and end with the tokens of whole replicas."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import psutil
@@ -86,6 +87,47 @@ async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_same_toke
         assert (await client.http.delete(f"/mell/pairs/{a}")).status_code == 409
         for order, status in (({"lower": a, "upper": a}, 422), ({"lower": a, "upper": "nobody"}, 404)):
             assert (await client.http.post("/mell/pairs", json=order)).status_code == status
+
+
+async def moved_by_kv(client: Client, name: str, streams: "asyncio.Task[list[str]]") -> list[dict[str, Any]]:
+    """Have the streams move by KV, one after another, until all have ended; the records of the moves."""
+    records: list[dict[str, Any]] = []
+    for number in itertools.count():
+        if streams.done():
+            return records
+        response = await client.move(f"{name}-{number % STREAMS}", path="kv")
+        if response.status_code == 202:
+            records.append(await client.outcome(response.json()["id"]))
+        else:
+            await asyncio.sleep(0.02)
+    raise AssertionError
+
+
+async def test_streams_move_by_kv_within_a_pair_and_while_it_forms_and_ends(elastic: Application) -> None:
+    async with elastic.client() as client:
+        a, b = await as_at_the_start(client)
+        asked = prompts("moved", STREAMS, tokens=400)
+        want = await streamed(client, "unmoved", asked)
+        await client.settle()
+        for name, change in (("into", paired), ("within", None), ("out-of", apart)):
+            streams = asyncio.create_task(streamed(client, name, asked))
+            moves = asyncio.create_task(moved_by_kv(client, name, streams))
+            await is_busy(client)
+            if change is not None:
+                await change(client, a, b)
+            assert await streams == want, name
+            committed = [record for record in await moves if record["outcome"] == "committed"]
+            print(f"{name}: {len(committed)} moves of {len(moves.result())}")
+            print(
+                [
+                    (r["path"], r["cause"], r.get("reason"), r)
+                    for r in moves.result()
+                    if r["path"] != "kv" or r["outcome"] != "committed"
+                ][:6]
+            )
+            assert len(committed) > STREAMS // 2
+            assert {record["path"] for record in committed} == {"kv"}
+            assert not [r for r in moves.result() if r["outcome"] == "aborted" and "lost" in (r["cause"] or "")]
 
 
 async def test_a_pair_survives_the_scheduler_and_its_streams_the_death_of_a_replica(elastic: Application) -> None:

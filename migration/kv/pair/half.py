@@ -16,12 +16,14 @@ had vLLM forget all KV and has loaded all layers again (`be_whole`).
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from vllm.forward_context import ForwardContext, get_forward_context
 
+from migration.kv.layout import RowsLost
 from migration.kv.pages import give_back
 from migration.kv.pair.layers import DecoderLayers
 from migration.kv.pair.link import BuddyLink, BuddyLost
@@ -61,9 +63,12 @@ class Half:
         self._parameters = parameters
         self._steps: BuddyLink | None = None
         self._copies: BuddyLink | None = None
+        self._moves: BuddyLink | None = None
+        self._moving = threading.Lock()
+        """Held by whoever uses the connection of moves: the copier, or a step that has a tail."""
         self._remote = range(0)
         self._written: set[int] | None = None
-        """The blocks that steps have written since a copy began; None without one."""
+        """The blocks that steps and moves have written since a copy began; None without one."""
         self._copying: threading.Thread | None = None
         self._copy_failure: str | None = None
         self.lost: str | None = None
@@ -89,7 +94,9 @@ class Half:
         """Connect to the buddy's guests. Raises BuddyLost."""
         self._steps = BuddyLink(address, epoch, blocks, hop_bytes, timeout_s)
         row = 4 * self._layers.rows(0).shape[1]
-        self._copies = BuddyLink(address, epoch, blocks, max(row, COPY_BYTES // row * row), timeout_s)
+        size = max(row, COPY_BYTES // row * row)
+        self._copies = BuddyLink(address, epoch, blocks, size, timeout_s)
+        self._moves = BuddyLink(address, epoch, blocks, size, timeout_s)
 
     def look(self) -> None:
         """Notice a buddy that has ended while no step hops."""
@@ -168,19 +175,48 @@ class Half:
 
     def close(self) -> None:
         """End the connections."""
-        for link in (self._steps, self._copies):
+        for link in (self._steps, self._copies, self._moves):
             if link is not None:
                 link.close()
-        self._steps = self._copies = None
+        self._steps = self._copies = self._moves = None
+
+    # --- copies from and to other replicas --------------------------------------------------------------
+
+    def read_rows(self, layer: int, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """See `RemoteRows`."""
+        with self._using_moves() as link:
+            for first, part, memory in self._parts(blocks, link):
+                link.call(GetRows(layer, part))
+                rows[first : first + len(part)] = memory
+
+    def write_rows(self, layer: int, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        """See `RemoteRows`."""
+        with self._using_moves() as link:
+            for first, part, memory in self._parts(blocks, link):
+                memory[...] = rows[first : first + len(part)]
+                link.call(PutRows(layer, part))
+
+    def note_rows(self, blocks: Sequence[int]) -> None:
+        """See `RemoteRows`. What is written during a copy follows it."""
+        if self._written is not None:
+            self._written.update(blocks)
+
+    @contextmanager
+    def _using_moves(self) -> Iterator[BuddyLink]:
+        with self._moving:
+            try:
+                if self.lost is not None or self._moves is None:
+                    raise BuddyLost(self.lost or "there is no connection")
+                yield self._moves
+            except BuddyLost as error:
+                self._lose(str(error))
+                raise RowsLost(str(error)) from error
 
     # --- a pool that changes its size -------------------------------------------------------------------
 
     def move_rows(self, moved: Sequence[tuple[int, int]]) -> None:
         """Blocks have changed their ids: those of remote layers, too."""
         self._of_remote(MoveRows(list(moved)))
-        for layer in self._remote:
-            # The move has written zeros into their pages here.
-            give_back([self._layers.rows(layer)], 0)
 
     def lose_rows(self, first: int) -> None:
         """The memory of blocks from `first` on is given back: that of remote layers, too."""
@@ -229,27 +265,30 @@ class Half:
 
     def _put(self, layer: int, rows: Sequence[int], final: bool) -> None:
         link, own = self._linked(), self._layers.rows(layer)
-        for part, last in self._parts(rows, own):
-            torch.index_select(own, 0, torch.tensor(part), out=rows_of(link.memory, len(part), own.shape[1]))
-            link.call(PutRows(layer, part, final and last))
-        if not rows:
+        for _, part, memory in self._parts(rows, link):
+            torch.index_select(own, 0, torch.tensor(part), out=memory)
+            link.call(PutRows(layer, part))
+        if final or not rows:
             link.call(PutRows(layer, [], final))
 
     def _get(self, layer: int, rows: Sequence[int]) -> None:
         link, own = self._linked(), self._layers.rows(layer)
-        for part, _ in self._parts(rows, own):
+        for _, part, memory in self._parts(rows, link):
             link.call(GetRows(layer, part))
-            own.index_copy_(0, torch.tensor(part), rows_of(link.memory, len(part), own.shape[1]))
+            own.index_copy_(0, torch.tensor(part), memory)
 
     def _linked(self) -> BuddyLink:
         if self._copies is None:
             raise BuddyLost("there is no connection")
         return self._copies
 
-    def _parts(self, rows: Sequence[int], own: torch.Tensor) -> Sequence[tuple[list[int], bool]]:
-        """Rows, as many at a time as the memory holds; True with the last of them."""
-        most = max(1, len(self._linked().memory) // (4 * own.shape[1]))
-        return [(list(rows[i : i + most]), i + most >= len(rows)) for i in range(0, len(rows), most)]
+    def _parts(self, blocks: Sequence[int], link: BuddyLink) -> Iterator[tuple[int, list[int], torch.Tensor]]:
+        """As many blocks at a time as the memory holds: the number of those before, the blocks, and their memory."""
+        words = self._layers.rows(0).shape[1]
+        most = max(1, len(link.memory) // (4 * words))
+        for first in range(0, len(blocks), most):
+            part = list(blocks[first : first + most])
+            yield first, part, rows_of(link.memory, len(part), words)
 
     def _set_remote(self, remote: Sequence[int]) -> None:
         """Replace the calls of remote layers: the first one asks the buddy for all, the others pass on."""

@@ -96,10 +96,7 @@ class PairWorker(CPUWorker):
         return self._guests.address
 
     def mell_pair_link(self, address: str, epoch: int, hop_s: float) -> str | None:
-        """Connect to the buddy, which answers each call within `hop_s` seconds; the reason if that failed.
-
-        From now on no copies to or from other replicas are made.
-        """
+        """Connect to the buddy, which answers each call within `hop_s` seconds; the reason if that failed."""
         assert self._half is not None, "it listens"
         scheduler, cache = self.vllm_config.scheduler_config, self.vllm_config.cache_config
         model, connector = self.vllm_config.model_config, connector_of_worker()
@@ -111,25 +108,29 @@ class PairWorker(CPUWorker):
             self._half.connect(address, epoch, connector.num_blocks, size, hop_s)
         except BuddyLost as error:
             return str(error)
-        connector.split_rows(self._half)
+        with connector.changing_layers() as layout:
+            layout.elsewhere = self._half
         return None
 
     def mell_pair_copy(self, layer: int, back: bool, rows: list[int]) -> None:
         """See `Half.copy`."""
         assert self._half is not None
-        self._half.copy(layer, rows, back)
+        with connector_of_worker().changing_layers():
+            self._half.copy(layer, rows, back)
 
     def mell_pair_forget(self, layer: int, back: bool) -> None:
         """See `Half.forget_copy`."""
         assert self._half is not None
-        self._half.forget_copy(layer, back)
+        with connector_of_worker().changing_layers():
+            self._half.forget_copy(layer, back)
 
     @torch.inference_mode()
     def mell_pair_give(self, layer: int) -> str | None:
         """See `Half.give`; the reason if it failed."""
         assert self._half is not None
         try:
-            self._half.give(layer)
+            with connector_of_worker().changing_layers():
+                self._half.give(layer)
         except BuddyLost as error:
             return str(error)
         return None
@@ -139,7 +140,8 @@ class PairWorker(CPUWorker):
         """See `Half.take_back`; the reason if it failed."""
         assert self._half is not None
         try:
-            self._half.take_back(layer)
+            with connector_of_worker().changing_layers():
+                self._half.take_back(layer)
         except BuddyLost as error:
             return str(error)
         return None
@@ -184,15 +186,17 @@ class PairWorker(CPUWorker):
     def mell_pair_be_whole(self) -> None:
         """See `Half.be_whole`; the pair is over."""
         assert self._half is not None
-        self._half.be_whole()
+        with connector_of_worker().changing_layers():
+            self._half.be_whole()
         self.mell_pair_close()
 
     def mell_pair_close(self) -> None:
         """End the pair: all own layers are here, and the buddy needs none of them."""
         if self._half is not None:
             assert not self._half.remote, "all layers are here"
-            self._half.close()
-            connector_of_worker().split_rows(None)
+            with connector_of_worker().changing_layers() as layout:
+                layout.elsewhere = None
+                self._half.close()
         if self._guests is not None:
             self._guests.close()
         self._half = self._guests = None

@@ -73,7 +73,7 @@ def test_a_changed_block_is_not_loaded_and_neither_are_those_behind_it(spoil: Ca
     layers = cache()
     memory = HostBlocks(layers, SLOTS)
     memory.store([1, 2, 3], [3, 4, 5], names(1, 2, 3))
-    for part in memory._host._stacks:
+    for part in memory._host._here():
         spoil(part.tensor.view(torch.int8).view(3, SLOTS, -1)[1])
     before = layers[0].clone()
     assert memory.load([3, 4, 5], names(1, 2, 3), [7, 8, 9]) == 1
@@ -85,7 +85,7 @@ def test_a_block_whose_layers_have_changed_places_is_not_loaded() -> None:
     layers = cache()
     memory = HostBlocks(layers, SLOTS)
     memory.store([1], [3], names(1))
-    (stack,) = memory._host._stacks
+    (stack,) = memory._host._here()
     host = stack.tensor.view(torch.int8).view(3, SLOTS, -1)
     host[[0, 1], 3] = host[[1, 0], 3]
     assert memory.load([3], names(1), [7]) == 0

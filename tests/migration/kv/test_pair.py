@@ -3,12 +3,15 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from migration.kv.layout import CacheLayout
 
 pytestmark = pytest.mark.slow
 """Importing vLLM takes seconds; this file imports it only inside tests."""
@@ -42,6 +45,11 @@ class Layers:
 
     def drop(self, modules: Any) -> None:
         self.dropped += 1
+
+    def layout(self) -> "CacheLayout":
+        from migration.kv.layout import CacheLayout
+
+        return CacheLayout(dict(zip(self.names, self.caches, strict=True)), BLOCKS)
 
 
 class Two:
@@ -130,6 +138,76 @@ def test_rows_of_remote_layers_follow_a_pool_that_changes_its_size(two: Two) -> 
     half.take_back(3)
     assert torch.equal(layers.rows(3)[5:7], want[30:32])
     assert torch.equal(layers.rows(3)[10:20], want[10:20])
+
+
+def split(two: Two) -> "CacheLayout":
+    """The layout of the half, some layers of which may be at its buddy's."""
+    layout = two.layers.layout()
+    layout.elsewhere = two.half
+    return layout
+
+
+def given(two: Two, layers: Sequence[int]) -> None:
+    for layer in layers:
+        two.half.copy(layer, range(BLOCKS), back=False)
+        two.half.give(layer)
+        two.layers.caches[layer].zero_()
+
+
+@pytest.mark.parametrize("remote", [(3, 2), (0,)], ids=["the last layers", "the first"])
+def test_whole_blocks_are_copied_from_and_to_other_replicas(two: Two, remote: Sequence[int]) -> None:
+    layers, whole = two.layers, Layers()
+    layout, others = split(two), whole.layout()
+    want = [cache.clone() for cache in layers.caches]
+    given(two, remote)
+    staged = memoryview(bytearray(3 * layout.block_bytes))
+    layout.gather([5, 0, 39], staged)
+    others.scatter([1, 2], 3, 1, staged)
+    for cache, ours in zip(whole.caches, want, strict=True):
+        assert torch.equal(cache[1:3], ours[[0, 39]])
+
+    others.gather([20, 21, 22], staged)
+    # What a step makes in inference mode can still be written between two steps.
+    layout = split(two)
+    with torch.inference_mode():
+        layout.scatter([30, 31], 3, 1, staged)
+    layout.move([(32, 33)])
+    assert not any(layers.caches[layer].any() for layer in remote), "their memory here is given back"
+    for layer in reversed(remote):
+        two.half.copy(layer, range(BLOCKS), back=True)
+        two.half.take_back(layer)
+    for cache, ours, theirs in zip(layers.caches, want, whole.caches, strict=True):
+        assert torch.equal(cache[30:32], theirs[21:23])
+        assert torch.equal(cache[:30], ours[:30])
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_block_that_arrives_during_the_copy_of_a_layer_goes_along(two: Two, back: bool) -> None:
+    layout = split(two)
+    if back:
+        given(two, [3])
+    two.half.copy(3, range(BLOCKS), back)
+    two.copied()
+    staged = memoryview(bytearray(layout.block_bytes))
+    Layers().layout().gather([7], staged)
+    layout.scatter([9], 1, 0, staged)
+    two.half.take_back(3) if back else two.half.give(3)
+    layout.gather([9], found := memoryview(bytearray(layout.block_bytes)))
+    assert found == staged
+
+
+def test_nothing_is_copied_from_or_to_a_worker_whose_buddy_is_lost(two: Two) -> None:
+    from migration.kv.layout import RowsLost
+
+    layout = split(two)
+    given(two, [3])
+    two.guests.close()
+    staged = memoryview(bytearray(layout.block_bytes))
+    with pytest.raises(RowsLost):
+        layout.gather([5], staged)
+    with pytest.raises(RowsLost):
+        layout.scatter([5], 1, 0, staged)
+    assert two.half.loses_steps
 
 
 def test_a_copy_that_is_given_up_leaves_nothing(two: Two) -> None:

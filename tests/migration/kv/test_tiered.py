@@ -64,7 +64,7 @@ def test_a_context_that_was_evicted_comes_from_the_tier_with_its_output() -> Non
 
 def spoil(made: Any, slot: int) -> None:
     """Change a bit in a slot of the tier."""
-    (stack,) = made.host._host._stacks
+    (stack,) = made.host._host._here()
     stack.tensor.view(len(made.host._pages), made.host.slots, -1)[0, slot, 3] ^= 1
 
 
