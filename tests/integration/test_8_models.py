@@ -166,7 +166,7 @@ async def test_operators_see_the_models(two_models: Application) -> None:
         lines = events.aiter_lines()
         while not (line := await anext(lines)).startswith("data: "):
             pass
-        models = [replica[-1] for replica in json.loads(line.removeprefix("data: "))["replicas"]]
+        models = [model for *_, model, _ in json.loads(line.removeprefix("data: "))["replicas"]]
         assert sorted(models) == ["other", "other", "tiny", "tiny"]
 
 

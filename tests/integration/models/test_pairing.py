@@ -175,10 +175,8 @@ async def running(two: Two, name: str) -> None:
 
 @pytest.mark.asyncio(loop_scope="package")
 async def test_streams_across_a_pair_that_forms_and_is_undone_have_the_tokens_of_whole_engines(
-    two_engines: EnginePair, monkeypatch: pytest.MonkeyPatch
+    two_engines: EnginePair,
 ) -> None:
-    # Before each test, the variables of vLLM are as they were when the tests began; this one counts for answers, too.
-    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     pair = Two(two_engines)
     await pair.forget()
     want = await pair.answers("whole")

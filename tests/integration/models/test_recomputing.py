@@ -19,8 +19,9 @@ from tests.counts import LONG_ONLY
 from tests.integration.models.pair import BLOCK, EnginePair, RealReplica, prompt_of
 from tests.migration.world import loads_no_adapter
 
-CONTEXTS = 40
-PROMPT, OUTPUT = 6 * BLOCK + 5, 2 * BLOCK
+CONTEXTS = 12
+"""With the blocks that the audits compute, they fit in the pools."""
+PROMPT, OUTPUT = 6 * BLOCK + 5, 3 * BLOCK
 
 
 def audited(replica: RealReplica) -> Recomputation:

@@ -2,12 +2,13 @@
 
 The two add up the parts of a layer's output in another order, so their KV differs in its last bits. Blocks that have
 been copied are the source's to the bit; steps behind them are the target's. The tiny model's greedy answers are equal
-all the same.
+all the same, but where two tokens are equally likely: there, answers may part.
 """
 
 import random
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -15,8 +16,12 @@ import pytest_asyncio
 import torch
 
 from app.tinymodel import ensure_tiny_model
+from deployments.engine.port import Engine
 from migration.kv.staging import HEADER
+from migration.protocol.continuing import plain_spec, probe
+from migration.protocol.core_messages import decode_logprobs
 from migration.protocol.record import Outcome
+from migration.run.outputs import running
 from policies.model import Blocks
 from policies.plan import Path
 from tests.counts import LONG_ONLY
@@ -26,6 +31,8 @@ from tests.integration.models.test_following import noise_in_block
 
 MOVES, OUTPUT = 30, 200
 """Moves in each direction."""
+TIE = 0.01
+"""The logprobs of equally likely tokens differ by less."""
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), LONG_ONLY]
 
@@ -38,6 +45,25 @@ async def unlike() -> AsyncIterator[EnginePair]:
         marks = [pair[name].engine.fingerprint for name in "ab"]
         assert [mark.workers for mark in marks] == [1, 2] and marks[0].cache == marks[1].cache
         yield pair
+
+
+async def likeliest(engine: Engine, context: tuple[int, ...]) -> Mapping[int, float]:
+    """The logprobs of the likeliest tokens behind a context, all of which is computed."""
+    spec = probe(plain_spec("likeliest", context, 1), (), len(context) - 1, reads_cache=False)
+    assert spec is not None
+    async with running(engine, f"likeliest-{uuid.uuid4().hex}", spec) as steps:
+        (step,) = [step async for step in steps]
+    (logprobs,) = decode_logprobs(step.rest or b"")
+    return dict(logprobs.top)
+
+
+async def agree(pair: EnginePair, prompt: list[int], want: Sequence[int], got: Sequence[int]) -> bool:
+    """True if two answers are equal up to their end, or up to a tie."""
+    parts = (index for index, (one, two) in enumerate(zip(want, got, strict=True)) if one != two)
+    if (at := next(parts, None)) is None:
+        return True
+    found = await likeliest(pair["a"].engine, (*prompt, *want[:at]))
+    return {want[at], got[at]} <= set(found) and abs(found[want[at]] - found[got[at]]) < TIE
 
 
 async def forget(pair: EnginePair) -> None:
@@ -78,7 +104,7 @@ async def test_copied_blocks_are_the_sources_to_the_bit(unlike: EnginePair, sour
     assert np.array_equal(here.numpy().view(np.int32), there.numpy().view(np.int32))
     before = unlike[target].host.prompts
     got, _ = await unlike.run(f"{name} continued", prompt, OUTPUT, on=target)
-    assert got == want
+    assert await agree(unlike, prompt, want, got)
     assert unlike[target].host.prompts.cached - before.cached == count * BLOCK
     await forget(unlike)
 
@@ -91,6 +117,7 @@ async def test_moves_both_ways_change_no_greedy_answer(
     monkeypatch.setattr(type(unlike["a"].transport), "direct", direct)
     draw = random.Random(f"resharding {direct}")
     committed: Counter[str] = Counter()
+    ties = 0
     for number in range(MOVES):
         name, on = f"unlike {direct} {number}", "ab"[number % 2]
         prompt = prompt_of(draw.randrange(2 * BLOCK, 12 * BLOCK), name)
@@ -99,7 +126,8 @@ async def test_moves_both_ways_change_no_greedy_answer(
         loaded = sum(unlike[replica].engine.blocks_loaded for replica in "ab")
         at = sorted(draw.sample(range(2, 120), 2))
         got, records = await unlike.run(f"{name} moved", prompt, OUTPUT, [(token, "kv") for token in at], on)
-        assert got == want, records
+        assert await agree(unlike, prompt, want, got), records
+        ties += got != want
         assert len(set(want)) > 20, "the model repeats itself: equality would prove nothing"
         loaded = sum(unlike[replica].engine.blocks_loaded for replica in "ab") - loaded
         by_kv = [record for record in records if record.outcome is Outcome.COMMITTED and record.path is Path.KV]
@@ -107,6 +135,7 @@ async def test_moves_both_ways_change_no_greedy_answer(
         committed.update(str(record.source) for record in by_kv)
         await forget(unlike)
     assert min(committed["a"], committed["b"]) >= 0.75 * MOVES, committed
+    assert ties <= MOVES // 4
 
 
 async def test_hand_over_behind_the_prefill_changes_no_greedy_answer(unlike: EnginePair) -> None:
@@ -114,7 +143,7 @@ async def test_hand_over_behind_the_prefill_changes_no_greedy_answer(unlike: Eng
     prompt = prompt_of(5 * CHUNK + 9, "handed over")
     want, _ = await unlike.run("handed over unmoved", prompt, OUTPUT, on="b", tenant="alone")
     got, record = await unlike.hand_over("handed over", prompt, OUTPUT, "tenant", True, OUTPUT // 2, {})
-    assert got == want, record
+    assert await agree(unlike, prompt, want, got), record
     assert (record.outcome, record.path, record.cause) == (Outcome.COMMITTED, Path.KV, None), record
     assert record.rounds > 1, "blocks were copied during the prefill"
 
@@ -132,5 +161,5 @@ async def test_corrupted_shard_changes_the_output(unlike: EnginePair, on: str, r
     with noise_in_block(unlike[on], 2, rank) as noisy:
         got, (record,) = await unlike.run(f"{name} moved", prompt, 80, [(10, "kv")], on)
     assert (record.outcome, record.path) == (Outcome.COMMITTED, Path.KV) and len(noisy) == 1, record
-    assert got != want
+    assert not await agree(unlike, prompt, want, got)
     await forget(unlike)
