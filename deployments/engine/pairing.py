@@ -31,7 +31,7 @@ class PausingCore(Protocol):
 
 
 class VllmHalf:
-    """Implements `EngineHalf`. `forgotten` is called once the prefix cache is empty."""
+    """Implements `EngineHalf`. `lost` has loads under way fail, `forgotten` comes once the prefix cache is empty."""
 
     def __init__(
         self,
@@ -39,11 +39,13 @@ class VllmHalf:
         memory: VllmMemory,
         layers: int,
         unable: str | None,
+        lost: Callable[[], None],
         forgotten: Callable[[], None],
         hop_s: float = HOP_S,
     ) -> None:
         self._core = core
         self._memory = memory
+        self._lost = lost
         self._forgotten = forgotten
         self._hop_s = hop_s
         self.layers = layers
@@ -91,6 +93,7 @@ class VllmHalf:
         deadline = time.monotonic() + within_s
         await self._memory.unless_ended(self._core.pause_scheduler_async("keep", False))
         while True:
+            self._lost()
             try:
                 if await self._memory.unless_ended(self._core.reset_prefix_cache_async(reset_running_requests=True)):
                     self._forgotten()

@@ -97,6 +97,8 @@ class VllmEngine:
         self._copiers = copiers
         self._pools = is_pooling(config)
         self.tasks = tuple(tasks)
+        self._loads: set[str] = set()
+        """Those that have not ended."""
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
         self._ending = Tasks()
@@ -205,7 +207,7 @@ class VllmEngine:
                 # vLLM publishes the reset with the next step.
                 self._feed.resync()
 
-        return VllmHalf(self._core, memory, layers["layers"], layers["unable"], forgotten)
+        return VllmHalf(self._core, memory, layers["layers"], layers["unable"], self._lose_loads, forgotten)
 
     async def pause(self) -> None:
         """See `Steps.pause`. The mirror has no block either."""
@@ -383,6 +385,7 @@ class VllmEngine:
         end = last * self._block_size + 1
         frames = loading(spec, load, outputs[:end], wanted, end, self._arrived(), self._adapter(spec))
         self._start_run(CoreRun(load, load, queue), frames)
+        self._loads.add(load)
         request = asyncio.create_task(queue.exhaust())
         filled: int | None = None
         try:
@@ -408,10 +411,16 @@ class VllmEngine:
 
     async def _end_load(self, load: str, request: asyncio.Task[None]) -> None:
         """Have everything forget a load or a hold, and abort its request."""
+        self._loads.discard(load)
         self._blocks().forget(load)
         self._runs.abort(load)
         request.cancel()
         await asyncio.wait((request,))
+
+    def _lose_loads(self) -> None:
+        """Have all loads fail, those as well whose blocks have arrived: they wait for a step, which may not come."""
+        for load in tuple(self._loads):
+            self._blocks().forget(load)
 
     def _arrived(self) -> dict[str, Any]:
         """The connector's parameter of a new request for the loads that it may find arrived but not cached."""

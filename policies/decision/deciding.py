@@ -577,10 +577,9 @@ def _start_s(memory: PoolMemory, left: MemoryLeft, now: float) -> float:
     """The seconds until a further replica runs; infinite if none may, or if those that may wait for memory or a GPU."""
     cluster, experience = memory.cluster, memory.learned.experience
     may_come = cluster.supply.left > 0 or cluster.decisions.opened or experience.awaits_start(now)
-    waits = experience.lacks_gpu(now) or any(replica in left.waiting for replica in memory.locations.statuses)
-    if not may_come or waits:
+    if not may_come or any(replica in left.waiting for replica in memory.locations.statuses):
         return inf
-    return _wake_s(memory) or experience.startup_s
+    return _wake_s(memory) or (inf if experience.lacks_gpu(now) else experience.startup_s)
 
 
 def _propose(

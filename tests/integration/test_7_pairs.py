@@ -116,10 +116,13 @@ async def test_streams_move_by_kv_within_a_pair_and_while_it_forms_and_ends(elas
             if change is not None:
                 await change(client, a, b)
             assert await streams == want, name
-            committed = [record for record in await moves if record["outcome"] == "committed"]
-            print(f"{name}: {len(committed)} moves of {len(moves.result())}")
-            assert len(committed) > STREAMS // 2
-            assert {record["path"] for record in committed} == {"kv"}
+            records = await moves
+            by_kv = [record for record in records if (record["outcome"], record["path"]) == ("committed", "kv")]
+            print(f"{name}: {len(by_kv)} of {len(records)} moves by KV")
+            assert len(by_kv) > STREAMS // 2
+            # A request that waits has no KV, and goes by tokens; another one may end by itself.
+            failed = [record for record in records if record["cause"] not in (None, "request_ended")]
+            assert not failed
 
 
 async def test_a_pair_survives_the_scheduler_and_its_streams_the_death_of_a_replica(elastic: Application) -> None:

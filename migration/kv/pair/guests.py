@@ -167,7 +167,9 @@ class Guests:
                 raise TransferFailed("there was a Hello before")
 
     def _rows(self, layer: int, blocks: int) -> torch.Tensor:
-        """The guests' rows of a layer; its pages are untouched at first."""
+        """The guests' rows of a layer; its pages are untouched at first. Raises TransferFailed once they have ended."""
+        if self.ended is not None:
+            raise TransferFailed(self.ended)
         if layer not in self._caches:
             own = self._layers.cache(layer)
             shape = (blocks, *own.shape[1:])

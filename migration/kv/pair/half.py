@@ -14,6 +14,7 @@ A hop that is not answered loses the step: no token is made from it, and from no
 had vLLM forget all KV and has loaded all layers again (`be_whole`).
 """
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from migration.kv.pair.layers import DecoderLayers
 from migration.kv.pair.link import BuddyLink, BuddyLost
 from migration.kv.pair.wire import FreeLayer, GetRows, HopCall, LoseRows, MoveRows, PutRows, hop_tensors, rows_of
 from migration.kv.parameters import Parameters
+
+log = logging.getLogger(__name__)
 
 COPY_BYTES = 1 << 22
 """The memory of the connection for copies, and so the most bytes between two answers."""
@@ -92,11 +95,15 @@ class Half:
 
     def connect(self, address: str, epoch: int, blocks: int, hop_bytes: int, timeout_s: float) -> None:
         """Connect to the buddy's guests. Raises BuddyLost."""
-        self._steps = BuddyLink(address, epoch, blocks, hop_bytes, timeout_s)
         row = 4 * self._layers.rows(0).shape[1]
         size = max(row, COPY_BYTES // row * row)
-        self._copies = BuddyLink(address, epoch, blocks, size, timeout_s)
-        self._moves = BuddyLink(address, epoch, blocks, size, timeout_s)
+        try:
+            self._steps = BuddyLink(address, epoch, blocks, hop_bytes, timeout_s)
+            self._copies = BuddyLink(address, epoch, blocks, size, timeout_s)
+            self._moves = BuddyLink(address, epoch, blocks, size, timeout_s)
+        except BuddyLost:
+            self.close()
+            raise
 
     def look(self) -> None:
         """Notice a buddy that has ended while no step hops."""
@@ -260,8 +267,10 @@ class Half:
                     self._get(layer, rows)
                 else:
                     self._put(layer, rows, final=False)
-        except BuddyLost as error:
-            self._copy_failure = str(error)
+        except Exception as error:
+            if not isinstance(error, BuddyLost):
+                log.exception("the copy of a layer failed")
+            self._copy_failure = str(error) or repr(error)
 
     def _put(self, layer: int, rows: Sequence[int], final: bool) -> None:
         link, own = self._linked(), self._layers.rows(layer)

@@ -45,6 +45,10 @@ class DecoderLayers:
         _check_caller(model.get_submodule(prefix.rpartition(".")[0]))
         if len({self.cache(i).data_ptr() for i in range(len(self))}) != len(self):
             raise Unpairable("layers of the model share a KV cache")
+        if len({(self.cache(i).shape, self.cache(i).dtype) for i in range(len(self))}) > 1:
+            raise Unpairable("the KV caches of the model's layers are not alike")
+        if len(self) < 2:
+            raise Unpairable("the model has one layer")
         for i in range(len(self)):
             if not self.cache(i).is_contiguous():
                 raise Unpairable("the KV cache of a layer is not contiguous")

@@ -17,11 +17,11 @@ class BuddyLink:
 
     def __init__(self, address: str, epoch: int, blocks: int, size: int, timeout_s: float) -> None:
         """Connect, with `size` bytes of memory; each call is answered within `timeout_s` seconds. Raises BuddyLost."""
-        self._segment = HostSegment.create(size)
-        self.memory = self._segment.view(0, size)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)
         try:
+            self._segment = HostSegment.create(size)
+            self.memory = self._segment.view(0, size)
             self._socket.connect(address)
             self.call(Hello(epoch, blocks, self._segment.path))
         except (OSError, BuddyLost) as error:

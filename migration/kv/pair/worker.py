@@ -186,7 +186,10 @@ class PairWorker(CPUWorker):
     def mell_pair_be_whole(self) -> None:
         """See `Half.be_whole`; the pair is over."""
         assert self._half is not None
-        with connector_of_worker().changing_layers():
+        connector = connector_of_worker()
+        with connector.changing_layers():
+            # The next step renews the tables of the requests that have lost their KV. Until then, no copy reads it.
+            connector.tables.lose(range(connector.num_blocks))
             self._half.be_whole()
         self.mell_pair_close()
 

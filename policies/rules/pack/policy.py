@@ -6,7 +6,7 @@ from policies.cluster.capacity import is_starting, may_close, strained
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
-from policies.cluster.search import fits, tightest
+from policies.cluster.search import tightest
 from policies.cluster.sizes import size_of
 from policies.model import ReplicaState
 from policies.plan import Reason
@@ -158,5 +158,5 @@ def _make_or_open(seeker: Seeker, request: Request, openings: Openings, avoid: R
         if seeker.promised(request, avoid):
             return None
         if (made := seeker.prepare(request, avoid)) is not None:
-            return made if fits(cluster, request, made) else None
+            return None if made in seeker.promises else made
     return empty or openings.replica_for(request)

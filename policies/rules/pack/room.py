@@ -89,10 +89,10 @@ class Seeker:
     def prepare(self, request: Request, avoid: Replica | None = None) -> Replica | None:
         """The replica on which one move will make room for a request. None if no move does.
 
-        If what moves was placed in this epoch, the room is there at once; else it is promised to the request.
+        It is promised to the request, unless it is there at once, since what moves was placed in this epoch.
         """
         host = self._by_a_move(request, self._hosts(avoid), avoid)
-        if host is not None and not fits(self.cluster, request, host):
+        if host is not None and (host in self.promises or not fits(self.cluster, request, host)):
             self._promise(host, request)
         return host
 

@@ -103,7 +103,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     """An engine over a fake core and stand-ins for copiers."""
     engine = object.__new__(VllmEngine)
     engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
-    engine._filled, engine._ending, engine.blocks_loaded = set(), Tasks(), 0
+    engine._loads, engine._filled, engine._ending, engine.blocks_loaded = set(), set(), Tasks(), 0
     engine._block_size, engine._copiers = 16, copiers
     engine._mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
@@ -706,7 +706,9 @@ class LoadingCopiers:
         self.cached.set()
 
     def forget(self, load: str) -> None:
+        """The calls that still wait fail."""
         self.forgotten.append(load)
+        self.lose()
 
     def discard(self, name: str) -> None:
         self.forgotten.append(name)
@@ -869,6 +871,22 @@ async def test_loss_after_the_arrival_ends_the_load(lost: str) -> None:
         loading.copiers.lose()
     await loading.settle()
     assert loading.copiers.forgotten == ["m.1"] and await loading.submit() is None
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+async def test_loads_fail_while_the_engine_is_paused(arrived: bool) -> None:
+    loading = await Loading().begin()
+    if arrived:
+        await loading.arrive()
+    loading.engine._lose_loads()
+    if not arrived:
+        with pytest.raises(TransferFailed):
+            await loading.task
+    await loading.settle()
+    assert loading.core.aborted == ["m.1"] and set(loading.copiers.forgotten) == {"m.1"}
+    loading.copiers.forgotten.clear()
+    loading.engine._lose_loads()
+    assert not loading.copiers.forgotten, "no load is left"
 
 
 async def test_cancelled_load_aborts_its_request() -> None:

@@ -49,6 +49,10 @@ CHUNK = 2 * BLOCK
 SIZES: Mapping[str, Any] = {"max_model_len": 1024, "num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16}
 
 
+class RequestLostError(AssertionError):
+    """An engine has ended a request before its end."""
+
+
 def salted(spec: RequestSpec, replica: str) -> RequestSpec:
     """The request as it runs on a replica."""
     request = msgspec.structs.replace(decode_request(spec.body), cache_salt=replica)
@@ -263,7 +267,7 @@ class EnginePair:
         async with asyncio.timeout(120), self._changed:
             await self._changed.wait_for(lambda: holds() or spec.id in self.lost)
         if spec.id in self.lost:
-            raise AssertionError(f"request {spec.id} was lost: {self.lost[spec.id]}")
+            raise RequestLostError(f"request {spec.id} was lost: {self.lost[spec.id]}")
 
     async def _read(self, replica: RealReplica) -> None:
         async for batch in replica.outboxes.read(INGRESS):

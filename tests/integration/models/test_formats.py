@@ -18,13 +18,13 @@ from migration.run.outputs import running
 from policies.causes import Cause
 from policies.plan import Path
 from tests.counts import LONG_ONLY
-from tests.integration.models.pair import BLOCK, EnginePair, prompt_of
+from tests.integration.models.pair import BLOCK, EnginePair, RequestLostError, prompt_of
 from tests.migration.kv.formats import BESIDE, FORMATS, sampling_of
 
 CASES, AT_ONCE, TOKENS = 150, 3, 150
 MOVES = ((2, "kv"), (20, "tokens"), (50, "kv"), (80, "tokens"))
 REFUSED_BY_SOME = ("ends not allowed", "few allowed", "banned")
-"""Parameters that may leave no token: guidance goes on then, save in a choice, and other backends end the request."""
+"""Parameters that often leave no token: guidance then goes on as a rule, and the other backends end the request."""
 
 
 def drawn() -> list[tuple[str, str, str]]:
@@ -34,7 +34,7 @@ def drawn() -> list[tuple[str, str, str]]:
         for backend, forms in FORMATS.items()
         for form in forms
         for beside in BESIDE
-        if beside not in REFUSED_BY_SOME or (backend == "guidance" and form != "choice")
+        if backend == "guidance" or beside not in REFUSED_BY_SOME
     ]
     return random.Random(20261127).sample(every, CASES)
 
@@ -56,13 +56,17 @@ async def test_formats_beside_other_parameters_move(two_engines: EnginePair) -> 
     pair, cases = two_engines, drawn()
     config = pair.engine._core.vllm_config
     tokenizer = cached_tokenizer_from_config(config.model_config)
-    paths = list[Path]()
+    paths, ended = list[Path](), list[tuple[str, str, str]]()
 
     async def compare(case: tuple[str, str, str]) -> None:
         (backend, form, beside), name = case, " ".join(case)
         prompt, params = prompt_of(2 * BLOCK + 5, name), {"temperature": 0.9, "seed": 7, **BESIDE[beside]}
         sampling = sampling_of(config, tokenizer, backend, FORMATS[backend][form], TOKENS, **params)
-        want, _ = await pair.run(f"{name} unmoved", prompt, TOKENS, **sampling)
+        try:
+            want, _ = await pair.run(f"{name} unmoved", prompt, TOKENS, **sampling)
+        except RequestLostError:  # The parameters have left it no token.
+            ended.append(case)
+            return
         got, records = await pair.run(f"{name} moved", prompt, TOKENS, MOVES, **sampling)
         assert got == want, (case, records)
         assert all(record.cause is not Cause.GRAMMAR for record in records), records
@@ -72,4 +76,5 @@ async def test_formats_beside_other_parameters_move(two_engines: EnginePair) -> 
 
     for first in range(0, CASES, AT_ONCE):
         await asyncio.gather(*(compare(case) for case in cases[first : first + AT_ONCE]))
+    assert len(ended) < CASES / 10, ended
     assert min(paths.count(path) for path in Path) > CASES / 3, paths

@@ -210,6 +210,16 @@ def test_nothing_is_copied_from_or_to_a_worker_whose_buddy_is_lost(two: Two) -> 
     assert two.half.loses_steps
 
 
+def test_a_copy_that_fails_is_no_copy(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(two.half, "_put", fail)
+    two.half.copy(3, [1], back=False)
+    two.copied()
+    assert two.half.copy_failure == "unforeseen"
+
+
 def test_a_copy_that_is_given_up_leaves_nothing(two: Two) -> None:
     two.half.copy(3, range(1, BLOCKS), back=False)
     two.half.forget_copy(3, back=False)
@@ -314,6 +324,9 @@ def test_layers_are_one_list_with_a_cache_each() -> None:
     for odd in (names[:1], [*names, "other.0.attn"], ["layers.attn"]):
         assert why_unpairable(model, odd)
     assert "not in a list" in (why_unpairable(model, ["model.layers.0.attn", "model.layers.1.attn"]) or "")
+    assert "one layer" in (why_unpairable(Model(Block())) or "")
+    model.attention[names[1]].kv_cache = torch.zeros(2, 3)
+    assert "not alike" in (why_unpairable(model) or "")
     model.attention[names[1]] = model.attention[names[0]]
     assert "share a KV cache" in (why_unpairable(model) or "")
 
