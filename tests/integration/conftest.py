@@ -29,8 +29,8 @@ BLOCKS = 512
 ELASTIC_BLOCKS, ELASTIC_TIMES = 400, 3.0
 """KV blocks of an elastic pool at its start, and how many times as many it can have."""
 SHARED_MIB = 3520
-"""The memory of two models: some 1,530 MiB of either for parameters and processes, which grow by 130 MiB with the first
-requests, and the KV of 40 requests.
+"""The memory of two models: some 1,530 MiB of either for parameters and processes, which may grow by 130 MiB with the
+first requests, and the KV of 40 to 90 requests.
 """
 CROWDED_MIB = 4200
 """The memory of two models, one of them with parameters of 276 MiB: some 700 MiB are for KV."""

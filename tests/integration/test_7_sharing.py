@@ -13,8 +13,8 @@ from tests.integration.conftest import SHARED_MIB
 from tests.integration.two_models import is_of_other, is_of_tiny
 
 OURS = {"tiny": is_of_tiny, "other": is_of_other}
-STREAMS, PROMPT, TOKENS = (60 if LONG else 36), 600, 200
-"""Those of one model want more than its half of the KV memory."""
+STREAMS, PROMPT, TOKENS = (60 if LONG else 48), 600, 200
+"""Those of one model want a quarter of the KV memory or more: it depends on what the processes leave of the budget."""
 Prompts = Sequence[list[int]]
 
 
@@ -109,11 +109,11 @@ async def test_memory_follows_the_demand_from_one_model_to_the_other(sharing: Ap
 
                 async def has_grown(model: str = model, other: str = other) -> bool:
                     now = {r["model"]: r["memory"]["blocks"] for r in await client.running()}
-                    return bool(now[model] > 1.2 * even[model] and now[other] < 0.8 * even[other])
+                    return bool(now[model] > 1.1 * even[model] and now[other] < 0.9 * even[other])
 
                 await eventually(has_grown, within_s=120)
-                seat = (await seats(client))[model]
-                assert (seat["by"], seat["target_mib"] > seat["want_mib"] // 2) == ("demand", True)
+                found = await seats(client)
+                assert found[model]["by"] == "demand" and found[model]["want_mib"] > found[other]["want_mib"]
                 assert await streams == want[model]
             if LONG:  # Both at once: each has its half again, whatever the other one wants.
                 texts = await asyncio.gather(*(streamed(client, model, asked[model]) for model in OURS))
