@@ -744,8 +744,11 @@ class Settings(ModelSections):
                 f"{place} is {mode}: replicas for prefills or for decoding alone do not pair (disaggregation.mode); "
                 "write off"
             )
-        if model.engine == "paced":
-            raise ValueError(f"{place} is {mode}: a paced engine has no layers to give; write off")
+        if model.engine == "paced" and int(model.engine_kwargs.get("num_layers", 0)) < 2:
+            raise ValueError(
+                f"{place} is {mode}: a paced engine has no layers to give without engine_kwargs.num_layers; set it, or "
+                "write off"
+            )
         if model.workers > 1:
             raise ValueError(
                 f"{place} is {mode}: layers of several workers are not given (engine_kwargs.tensor_parallel_size); "

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.cost.steps import StepCosts, proportional
+from policies.cost.steps import StepCosts
 
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -46,6 +46,20 @@ class Pace(BaseModel):
     attention_s: NotNegative = 0.0
     startup_s: NotNegative = 0.0
     """Start-up time: loading weights, profiling, capturing graphs."""
+    num_layers: Annotated[int, Field(ge=0)] = 0
+    """The number of layers that it can give to another engine in a pair; below two, it is in none."""
+    layer_mib: NotNegative = 0.0
+    """The memory of a layer's parameters, in MiB."""
+    block_mib: Positive = 1.0
+    """The memory of a KV block over all layers, in MiB."""
+    overhead_s: NotNegative = 0.0
+    """The part of `decode_s` that does not depend on layers: each part of a pair's step takes it in full."""
+    hop_s: NotNegative = 0.0005
+    hop_s_per_token: NotNegative = 0.000001
+    """The time of a step's way to the other engine of a pair and back, and that of each of its tokens."""
+    copy_mib_per_s: Positive = 10_000.0
+    load_mib_per_s: Positive = 10_000.0
+    """The speed of KV on its way to the other engine, and of parameters on their way from the host."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -54,6 +68,8 @@ class Pace(BaseModel):
                 f"num_gpu_blocks_override: {self.num_gpu_blocks_override} blocks of {self.block_size} tokens do not "
                 f"hold max_model_len, {self.max_model_len} tokens; raise the first or lower the last"
             )
+        if self.overhead_s >= self.decode_s:
+            raise ValueError(f"overhead_s ({self.overhead_s:g}) is a part of decode_s ({self.decode_s:g})")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
@@ -64,10 +80,9 @@ class Pace(BaseModel):
     @property
     def costs(self) -> StepCosts:
         """The times of the engine's steps."""
-        token_s = 1 / self.prefill_tokens_per_s
-        return StepCosts(
-            proportional(token_s), self.decode_s, self.decode_s_per_seq - token_s, self.context_s, self.attention_s
-        )
+        token_s, weights_s = 1 / self.prefill_tokens_per_s, self.decode_s - self.overhead_s
+        linear = (1, weights_s + token_s), (2, weights_s + 2 * token_s)
+        return StepCosts(linear, self.overhead_s, self.decode_s_per_seq - token_s, self.context_s, self.attention_s)
 
     def blocks(self, tokens: int) -> int:
         """The number of blocks for `tokens` tokens."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 from deployments.cache.mirror import Mirror
 from deployments.engine.batching import BatchedSequence, EngineStep, TokenBatch
 from deployments.engine.pace import Pace, read_pace
+from deployments.engine.paced_half import PacedHalf
 from deployments.engine.port import (
     EngineDead,
     EngineProcesses,
@@ -26,7 +27,6 @@ from deployments.engine.port import (
 )
 from deployments.engine.tokens import TokenSlots, token_layouts
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, PoolContents
-from migration.memory.pair_run import EngineHalf
 from migration.memory.run import EngineEnded, Fitted
 from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
@@ -47,12 +47,11 @@ _NOTHING = EngineStep()
 _NO_TIER = "a paced engine has no tier of host memory"
 
 
-_BLOCK_BYTES = Bytes(1 << 20)
-"""The memory that a paced engine claims for a block. It has none, nor any other of a model's."""
+_MIB = 1 << 20
 
 
 class PacedMemory:
-    """Implements `EngineMemory`: the blocks of a paced engine are counted, and their memory is only a number."""
+    """Implements `EngineMemory`: the blocks of a paced engine are counted, and its memory is only a number."""
 
     sleepless: str | None = None
 
@@ -61,7 +60,8 @@ class PacedMemory:
         self._engine = engine
         self.capacity = self.start = engine.blocks
         self.declared = Blocks(int(engine.blocks * declared))
-        self.model = ModelMemory(Bytes(0), Bytes(0), Bytes(0), _BLOCK_BYTES, floor)
+        layers, layer, block = pace.num_layers, Bytes(round(pace.layer_mib * _MIB)), Bytes(round(pace.block_mib * _MIB))
+        self.model = ModelMemory(Bytes(layers * layer), Bytes(0), Bytes(0), block, floor, layers, layer)
 
     @property
     def size(self) -> Blocks:
@@ -100,7 +100,7 @@ class PacedMemory:
         self._engine.resize(Blocks(max(self.size, blocks)))
 
     async def drop(self) -> str | None:
-        """See `EngineMemory.drop`. It has no parameters."""
+        """See `EngineMemory.drop`."""
         self._check()
         await self._engine.reset_prefix_cache()
         self._engine.resize(Blocks(0))
@@ -173,12 +173,14 @@ class PacedEngine:
         self.mirror = Mirror()
         self.mirror.take(0, (PoolContents(b""),))
         self.memory: PacedMemory | None = None
-        self.half: EngineHalf | None = None
+        self.half: PacedHalf | None = None
         self.profiling = False
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.Handle | None = None
+        self._timer: asyncio.Handle | asyncio.Task[None] | None = None
         self._due = 0.0
+        self._is_halted = False
+        """True from a step that the other engine of a pair has lost, until `resume`."""
         self._step = _NOTHING
         self._steps = NO_STEPS
         self._loading: list[asyncio.Future[None]] = []
@@ -206,6 +208,7 @@ class PacedEngine:
         engine = cls(model, pace)
         if declared is not None:
             engine.memory = PacedMemory(engine, pace, declared)
+            engine.half = PacedHalf(engine, pace, engine.memory.model.block)
         return engine
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
@@ -384,6 +387,25 @@ class PacedEngine:
         self._mirror_changes()
         self._wake()
 
+    def forget(self) -> str | None:
+        """Have all requests computed anew, with an empty prefix cache; the reason why not, if blocks are held.
+
+        It makes no step from now on, until `resume`.
+        """
+        self._halt()
+        self._fail_loads("its KV was lost with the other engine of its pair")
+        while self._batch.scheduler.running:
+            self._batch.scheduler.preempt(self._batch.release)
+        self._batch.pool.trim(0)
+        self._mirror_changes()
+        return "blocks are held for copies" if self.used else None
+
+    def resume(self) -> None:
+        """Make steps again: the one under way is lost."""
+        self._halt()
+        self._is_halted = False
+        self._wake()
+
     @property
     def death(self) -> str | None:
         """See `Engine.death`."""
@@ -451,7 +473,7 @@ class PacedEngine:
 
     def _wake(self) -> None:
         """Schedule a step for the next turn of the event loop, unless one is in progress."""
-        if self._death is None and self._timer is None:
+        if self._death is None and self._timer is None and not self._is_halted:
             self._due = self._loop.time()
             self._timer = self._loop.call_soon(self._turn)
 
@@ -504,20 +526,55 @@ class PacedEngine:
         step = self._step
         decodes = step.decodes + len(self._loading)
         seconds = self._costs.step_s(decodes, step.context, step.prefills)
-        began, self._due = self._due, max(self._due + seconds, self._loop.time())
-        self._steps = self._steps.add(self._due - began, decodes, step.context, step.prefills)
+        if self.half is not None and self.half.is_shared:
+            self._timer = self._loop.create_task(self._share_step(self.half, seconds, decodes))
+            return
+        self._note_step(max(self._due + seconds, self._loop.time()), decodes)
         self._timer = self._loop.call_at(self._due, self._turn)
+
+    async def _share_step(self, half: PacedHalf, seconds: float, decodes: int) -> None:
+        """Perform a step of a pair."""
+        tokens = decodes + sum(chunk.tokens for chunk in self._step.prefills)
+        try:
+            ended = await half.step(seconds, tokens, self._due)
+        except Exception as error:
+            log.exception("the engine failed")
+            self._die(f"it failed: {error}")
+            return
+        if ended is None:
+            self._halt()
+            return
+        self._note_step(ended, decodes)
+        self._turn()
+
+    def _note_step(self, due: float, decodes: int) -> None:
+        """Note when the step under way ends."""
+        began, self._due = self._due, due
+        self._steps = self._steps.add(due - began, decodes, self._step.context, self._step.prefills)
+
+    def _halt(self) -> None:
+        """Drop the step under way, and make none until `resume`."""
+        if self._timer is not None and self._timer is not asyncio.current_task():
+            self._timer.cancel()
+        self._timer, self._step, self._is_halted = None, _NOTHING, True
 
     def _die(self, why: str) -> None:
         """End the engine: fail all requests and loads."""
         self._death = self._death or why
-        if self._timer is not None:
-            self._timer.cancel()
+        self._halt()
+        if self.half is not None:
+            self.half.end()
         outputs, self._outputs = self._outputs, {}
         for output in outputs.values():
             output.sink.fail(EngineDead(self._death))
-        waits: list[asyncio.Future[Any]] = [*self._loads, *self._loading]
-        waits += (computing for _, _, computing in self._computing)
-        for waiting in waits:
+        self._fail_loads(f"the engine died: {self._death}")
+        for _, _, waiting in self._computing:
             if not waiting.done():
                 waiting.set_exception(TransferFailed(f"the engine died: {self._death}"))
+
+    def _fail_loads(self, why: str) -> None:
+        """Fail the loads that wait for the end of a step."""
+        for waiting in (*self._loads, *self._loading):
+            if not waiting.done():
+                waiting.set_exception(TransferFailed(why))
+        self._loads, self._loading = [], []

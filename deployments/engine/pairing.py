@@ -6,11 +6,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from deployments.engine.resizing import VllmMemory
-from migration.memory.pair_run import PairLook
+from migration.memory.pair_run import HOP_S, PairLook
 from migration.memory.run import EngineEnded
 
-HOP_S = 10.0
-"""The seconds within which the buddy's worker answers a hop, or is lost."""
 _RETRY_S = 0.05
 
 

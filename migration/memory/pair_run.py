@@ -19,6 +19,8 @@ _COPY_LOOK_S = 0.005
 """The time between two looks at a layer's copy, in seconds."""
 _ANSWER_S = 5.0
 """The time within which the buddy's replica answers, in seconds. A late one may have done what it was asked to."""
+HOP_S = 10.0
+"""The time within which the buddy's engine answers a hop, or is lost, in seconds."""
 _FORGET_S = 10.0
 """The time within which vLLM has to forget all KV once the buddy is lost, in seconds."""
 

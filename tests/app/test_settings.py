@@ -398,7 +398,7 @@ PAIRABLE: dict[str, Any] = {
     [
         ({"memory": {}}, "replicas pair within memory.budget_mib only"),
         ({"deployment_config": {}}, "a pair has two replicas of a model; raise autoscaling_config.max_replicas"),
-        ({"engine": "paced"}, "a paced engine has no layers to give"),
+        ({"engine": "paced"}, "a paced engine has no layers to give without engine_kwargs.num_layers"),
         (
             {"disaggregation": {"mode": "static", "prefill_replicas": 1}},
             "replicas for prefills or for decoding alone do not pair",
