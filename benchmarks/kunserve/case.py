@@ -9,7 +9,7 @@ from policies.cost.steps import HopCosts
 from policies.memory.pairing import LayeredMemory, PairingTerms, even_layers
 from policies.memory.plan import ModelMemory
 from policies.model import Blocks, Bytes, Tokens
-from simulator.costs.costs import Costs, LinkCosts, read_costs
+from simulator.costs.costs import ComputeCosts, Costs, LinkCosts, read_costs
 from simulator.world.setup import Exchange, PairSetup, Setup
 
 BLOCK = 16
@@ -93,6 +93,7 @@ class PairCase:
     `count` replicas serve it, each with a port of `gbps` Gb/s. `size` are the members of a group, `share` the
     parameters' share of the budget (None: the model's own), `chunk` the tokens of a step (None: those of the costs).
     Every `long`-th request is longer than a replica. Without `predicts`, pairs form whenever demand exceeds all pools.
+    `compute` are other step times than the model's.
     """
 
     contender: PairContender
@@ -108,6 +109,7 @@ class PairCase:
     chunk: int | None = None
     long: int = 0
     predicts: bool = True
+    compute: ComputeCosts | None = None
 
     @property
     def policy(self) -> str:
@@ -124,7 +126,9 @@ class PairCase:
         costs = read_costs(self.served.costs)
         assert costs.compute is not None
         assert costs.migration is not None
-        compute = costs.compute if self.chunk is None else replace(costs.compute, chunk_tokens=self.chunk)
+        compute = self.compute or costs.compute
+        if self.chunk is not None:
+            compute = replace(compute, chunk_tokens=self.chunk)
         link = LinkCosts(self.gbps * 1e9 / 8, LATENCY_S)
         return replace(
             costs, startup_s=START_S, compute=compute, migration=replace(costs.migration, intra=link, inter=link)
@@ -132,12 +136,12 @@ class PairCase:
 
     def capacity(self) -> Tokens:
         """The KV of a whole replica, in tokens."""
-        memory = self._memory()
+        memory = self.memory()
         return Tokens(BLOCK * memory.blocks([self.served.budget_for(self.share)], [memory.layers]))
 
     def gain(self) -> Tokens:
         """The KV that a group adds to its members'."""
-        memory, budget = self._memory(), self.served.budget_for(self.share)
+        memory, budget = self.memory(), self.served.budget_for(self.share)
         blocks = memory.blocks([budget] * self.size, even_layers(memory.layers, self.size))
         return Tokens(BLOCK * blocks - self.size * self.capacity())
 
@@ -147,7 +151,7 @@ class PairCase:
         setup = Setup(self.capacity(), horizon_s=horizon_s, min_replicas=self.count, max_gpus=most)
         if self.contender not in (PairContender.PAIRS, PairContender.ALWAYS):
             return setup
-        memory = self._memory()
+        memory = self.memory()
         pairs = PairSetup(
             self.gain(),
             memory.layers,
@@ -161,7 +165,8 @@ class PairCase:
         )
         return replace(setup, pairs=pairs)
 
-    def _memory(self) -> LayeredMemory:
+    def memory(self) -> LayeredMemory:
+        """The memory of a replica."""
         costs = read_costs(self.served.costs)
         assert costs.migration is not None
         return self.served.memory(costs.migration.kv_bytes, self.share)
