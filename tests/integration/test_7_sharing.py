@@ -1,11 +1,13 @@
 """Two models on one budget of memory: it follows the demand from one to the other, and their tokens stay the same."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.counts import LONG, LONG_ONLY
 from tests.integration.application import Answer, Application, Client, eventually, processes, prompt, total
@@ -84,7 +86,8 @@ async def watched(client: Client) -> AsyncIterator[list[int]]:
     async def watch() -> None:
         while True:
             pids = {pid for replica in await client.running() for pid in replica["pids"]}
-            found.append(sum(psutil.Process(pid).memory_info().rss for pid in pids) >> 20)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.append(sum(psutil.Process(pid).memory_info().rss for pid in pids) >> 20)
             await asyncio.sleep(0.3)
 
     watching = asyncio.create_task(watch())
@@ -95,6 +98,7 @@ async def watched(client: Client) -> AsyncIterator[list[int]]:
         await asyncio.wait((watching,))
 
 
+@pytest.mark.timeout(900 if LONG else 300)
 async def test_memory_follows_the_demand_from_one_model_to_the_other(sharing: Application) -> None:
     async with sharing.client() as client:
         await client.set_mode("off")

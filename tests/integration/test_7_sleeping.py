@@ -49,7 +49,8 @@ async def test_an_idle_model_falls_asleep_and_a_request_wakes_it_and_is_answered
             assert awake - resident(found) >= 0.8 * parameters
             assert found["cache"]["exact"] and found["memory"]["blocks"] == found["memory"]["parameters_mib"] == 0
             (device,) = (await client.state())["devices"]
-            assert device["held_mib"] == found["memory"]["rest_mib"] + 1, "what is left counts"
+            rest = found["memory"]["rest_mib"]  # rounded up, as the sum is
+            assert rest <= device["held_mib"] <= rest + 1, "what is left counts"
             began = time.monotonic()
             assert await answer(client) == want
             print(f"from a request to its {20} tokens, asleep before: {time.monotonic() - began:.2f} s")
