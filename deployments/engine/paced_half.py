@@ -8,6 +8,7 @@ bytes. What has no time here is exact without it: the next token is a function o
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -70,9 +71,13 @@ class BuddyLine:
     @classmethod
     async def open(cls, address: str, epoch: int) -> "BuddyLine":
         """Connect to the buddy of a pair. Raises BuddyGone."""
+        connection = socket.socket(socket.AF_UNIX)
         try:
-            line = cls(*await asyncio.open_unix_connection(address))
+            # Connected here, since uvloop refuses abstract names. A local connection does not wait for its other end.
+            connection.connect(address)
+            line = cls(*await asyncio.open_unix_connection(sock=connection))
         except OSError as error:
+            connection.close()
             raise BuddyGone(str(error)) from error
         try:
             await line.call(LayerCall(epoch=epoch))

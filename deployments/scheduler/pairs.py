@@ -102,7 +102,9 @@ class PairOrders:
                 return MoveAccepted(lower)
         elif refusal := self._refusal(reported, lower, upper):
             return refusal
-        order = PairOrder(self._fence * _EPOCHS + next(self._numbers), upper, self._settings.shrink_s, by_hand)
+        # A pair of the policy forms since all pools are full: requests that are in its way have nowhere to move to.
+        shrink_s = self._settings.shrink_s if by_hand else 0.0
+        order = PairOrder(self._fence * _EPOCHS + next(self._numbers), upper, shrink_s, by_hand)
         return await self._ordered(lower, lambda control: control.pair(order, self._fence))
 
     async def unpair(self, replica: ReplicaId) -> MoveAnswer:

@@ -207,7 +207,7 @@ class PoolMemory:
         pairing.follow(seen.members, now)
         for request in seen.gone:
             if request in requests and request not in self.locations.placed:
-                pairing.demand.ended(request, requests[request].tokens, now)
+                pairing.demand.ended(request, now)
 
     def _learn_steps(self, seen: PoolReport, now: float) -> Iterator[None]:
         """Add the steps of replicas since their last report to the experience.

@@ -170,8 +170,7 @@ def decide_pairs(
     memory: PairingMemory, cluster: Cluster, view: PairingView, terms: PairingTerms, acts: bool, now: float
 ) -> Pairs:
     """The pairs that end and form now. If it `acts`, decides on moves between the members of those that stay."""
-    demand = sum(load.demand for load in view.loads)
-    outlook = memory.demand.outlook(demand, len(view.loads), now, view.start_s)
+    outlook = memory.demand.outlook(view.loads, now, view.start_s)
     undone, moves = memory.undo(view.loads, now, terms)
     if acts:
         _move_members(cluster, [*moves, *_level(memory, view, undone)])

@@ -8,7 +8,8 @@ N of each member,
 so the members have one account of blocks, however they divide it, and one request may take all of it.
 
 A pair is the last rung: moves, growth and wakes come first. It forms if, within `trigger_s`, demand exceeds all pools,
-a start takes longer than the backlog lasts, and the last request of the queue has its first token sooner in pairs.
+a start takes longer than the backlog lasts, pairs hold all of the queue, since beyond their memory they are slower than
+whole replicas, and its last request has its first token sooner in them.
 It is undone under load, as soon as demand fits whole replicas again. A step of a pair waits for the slowest
 member, so that members are kept even by step time.
 """
@@ -139,9 +140,10 @@ class PairSpeed:
         """The pace of a group whose members hold the share `more` of KV, and of decoding requests, on top.
 
         A step has a prompt's chunk with a probability that follows from the arrivals; a cycle of the group has one if
-        any of its members' steps has.
+        any of its members' steps has. All of a step counts as divided by the layers: in measured steps, an overhead
+        looks like the reading of weights, and what does not shrink is in measured hops.
         """
-        size, costs = len(members), self.replica.costs
+        size = len(members)
         batch = max(1.0, sum(member.batch for member in members) / size)
         context = sum(member.context for member in members) / size
         alone_s, prefill_s = self._steps_s(batch, context, outlook.prompt)
@@ -150,7 +152,7 @@ class PairSpeed:
         held = batch * (1 + more)
         steps_s = self._steps_s(held, context * (1 + more), outlook.prompt)
         decode_s, chunk_s = (
-            cycle_s([WholeStep(step_s, tokens)], size, costs.overhead_s, self.hop)
+            cycle_s([WholeStep(step_s, tokens)], size, 0.0, self.hop)
             for step_s, tokens in zip(steps_s, (held, held + outlook.prompt), strict=True)
         )
         idle = (1 - chance) ** size
@@ -176,14 +178,14 @@ class Outlook:
     """The demand of the last seconds.
 
     `rising_per_s` is the rise of the pool's demand, in tokens per second. `prompts_per_s` prompts of `prompt` tokens
-    arrive at each replica, and requests end with `output` tokens, on average; infinite if none ends. `start_s` is the
-    time until a further replica runs; infinite without a device for it.
+    arrive at each replica, on average, and of the running requests the share `ends_per_s` ends per second. `start_s` is
+    the time until a further replica runs; infinite without a device for it.
     """
 
     rising_per_s: float
     prompts_per_s: float = 0.0
     prompt: Tokens = Tokens(1)
-    output: float = 1.0
+    ends_per_s: float = 0.0
     start_s: float = inf
 
 
@@ -193,47 +195,62 @@ class RecentDemand:
     def __init__(self) -> None:
         self._demand: deque[tuple[float, float]] = deque()
         self._prompts: deque[tuple[float, int]] = deque()
-        self._outputs: deque[tuple[float, int]] = deque()
-        self._running: dict[RequestId, int] = {}
+        self._ends: deque[float] = deque()
+        self._decoding: deque[tuple[float, float]] = deque()
+        """The seconds that requests have decoded, in total, by time. The oldest one is of the flow's beginning."""
+        self._running: dict[RequestId, None] = {}
         self._since: float | None = None
 
     def arrived(self, request: RequestId, prompt: int, now: float) -> None:
         """Note the prompt of a request, in tokens. A request that comes again is no other arrival."""
         self._since = now if self._since is None else self._since
         if request not in self._running:
-            self._running[request] = prompt
+            self._running[request] = None
             if len(self._running) > REMEMBERED:
                 # The oldest ones may have left without an end.
                 del self._running[next(iter(self._running))]
             self._prompts.append((now, prompt))
         self._forget_old(now)
 
-    def ended(self, request: RequestId, tokens: int, now: float) -> None:
-        """Note the end of a request with `tokens` tokens in all."""
-        if (prompt := self._running.pop(request, None)) is not None and tokens > prompt:
-            self._outputs.append((now, tokens - prompt))
+    def ended(self, request: RequestId, now: float) -> None:
+        """Note the end of a request."""
+        if request in self._running:
+            del self._running[request]
+            self._ends.append(now)
         self._forget_old(now)
 
-    def outlook(self, demand: float, replicas: int, now: float, start_s: float = inf) -> Outlook:
-        """The outlook of a pool of `replicas` replicas with a `demand` in tokens, which is noted."""
+    def outlook(self, pool: Sequence[MemberLoad], now: float, start_s: float = inf) -> Outlook:
+        """The outlook of a pool, whose present demand is noted.
+
+        Requests end at the rate at which they have, of the time for which any have decoded: what still runs counts, so
+        that a burst's short outputs, which end first, do not stand for all.
+        """
+        demand = sum(member.demand for member in pool)
         self._demand.append((now, demand))
         while len(self._demand) > 2 and self._demand[1][0] <= now - RISE_S:
             self._demand.popleft()
+        before, total_s = self._decoding[-1] if self._decoding else (now, 0.0)
+        self._decoding.append((now, total_s + sum(member.batch for member in pool) * (now - before)))
         self._forget_old(now)
-        began, before = self._demand[0]
+        began, earlier = self._demand[0]
         span = min(FLOW_S, max(1.0, now - (now if self._since is None else self._since)))
+        decoded_s = self._decoding[-1][1] - self._decoding[0][1]
         return Outlook(
-            (demand - before) / (now - began) if now > began else 0.0,
-            len(self._prompts) / span / max(1, replicas),
+            (demand - earlier) / (now - began) if now > began else 0.0,
+            len(self._prompts) / span / max(1, len(pool)),
             _mean(self._prompts) if self._prompts else Tokens(1),
-            _mean(self._outputs) if self._outputs else inf,
+            len(self._ends) / decoded_s if decoded_s > 0 else 0.0,
             start_s,
         )
 
     def _forget_old(self, now: float) -> None:
-        for noted in (self._prompts, self._outputs):
-            while noted and noted[0][0] < now - FLOW_S:
-                noted.popleft()
+        began = now - FLOW_S
+        while self._prompts and self._prompts[0][0] < began:
+            self._prompts.popleft()
+        while self._ends and self._ends[0] < began:
+            self._ends.popleft()
+        while len(self._decoding) > 2 and self._decoding[1][0] <= began:
+            self._decoding.popleft()
 
 
 def _mean(noted: Sequence[tuple[float, int]]) -> Tokens:
@@ -281,8 +298,7 @@ def form(
     more = gain / sum(member.capacity for member in chosen[0])
     pace = max(speed.pace(group, more, outlook) for group in chosen)
     paired_s = max(speed.exchange_s(group) for group in chosen) + _queue_s(pool, rest, speed, outlook, pace)
-    # Where nothing is freed, the last of the queue waits for ever either way, and fewer wait in pairs.
-    if terms.predicts and (paired_s, rest) >= (whole_s, lacking):
+    if terms.predicts and (rest > 0 or paired_s >= whole_s):
         return ()
     return tuple(Pairing(_names(group), gain, paired_s, whole_s) for group in chosen)
 
@@ -317,11 +333,11 @@ def _first_for_long(
 def _queue_s(pool: Sequence[MemberLoad], lacking: float, speed: PairSpeed, outlook: Outlook, pace: GroupPace) -> float:
     """Seconds until the last request of the queue has its first token, at a pace.
 
-    Where memory is full, a prompt of the queue gets in for each request that ends; prefills go on meanwhile.
+    Where memory is full, a prompt of the queue gets in for each request that ends, since the others grow into the rest
+    of its room; prefills go on meanwhile.
     """
-    costs, count = speed.replica.costs, len(pool)
-    steps_per_s = sum(each.batch / costs.step_s(each.batch, each.context) for each in pool if each.batch)
-    freed = pace.throughput * outlook.prompt * steps_per_s / outlook.output
+    count = len(pool)
+    freed = pace.throughput * outlook.prompt * outlook.ends_per_s * sum(member.batch for member in pool)
     memory_s = 0.0 if lacking <= 0 else lacking / freed if freed > 0 else inf
     queued, context = (sum(each) for each in zip(*((m.prefilling, m.context) for m in pool), strict=True))
     batch = sum(member.batch for member in pool)

@@ -147,14 +147,13 @@ class Groups:
         self._demand.arrived(live.id, live.job.prompt, self._loop.now)
 
     def over(self, live: Live) -> None:
-        """Note the output of a request that has ended."""
-        self._demand.ended(live.id, live.job.prompt + live.job.output, self._loop.now)
+        """Note the end of a request."""
+        self._demand.ended(live.id, self._loop.now)
 
     def decide(self) -> None:
         """Undo and form groups, level their members, and report their capacities; behind the decisions of an epoch."""
         loads = self._loads()
-        demand = sum(load.demand for load in loads)
-        outlook = self._demand.outlook(demand, len(self._pool.replicas.engines), self._loop.now)
+        outlook = self._demand.outlook(loads, self._loop.now)
         if not self._pairs.always:
             if self._pairs.restores:
                 self._undo(loads)

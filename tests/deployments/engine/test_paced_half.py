@@ -7,9 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import uvloop
 
 from deployments.engine.paced import PacedEngine
-from deployments.engine.paced_half import PacedHalf, SharedTurns
+from deployments.engine.paced_half import BuddyGone, BuddyLine, LayerCall, PacedGuests, PacedHalf, SharedTurns
 from deployments.engine.tokens import expected
 from migration.protocol.continuing import plain_spec
 from migration.protocol.errors import TransferFailed
@@ -203,3 +204,21 @@ async def test_memory_is_that_of_parameters_and_blocks() -> None:
     assert a.engine.memory is not None
     model = a.engine.memory.model
     assert (model.parameters, model.layer, model.block, model.layers) == (8 << 20, 2 << 20, 1 << 19, 4)
+
+
+def test_guests_are_served_in_a_loop_of_uvloop() -> None:
+    """Ray Serve's replicas run in one."""
+
+    async def call() -> None:
+        guests = PacedGuests(1, asyncio.sleep)
+        try:
+            line = await BuddyLine.open(await guests.listen(), 1)
+            assert await line.call(LayerCall(guests=2)) >= 0.0
+            assert guests.layers == 2
+            line.close()
+        finally:
+            guests.close()
+        with pytest.raises(BuddyGone):
+            await BuddyLine.open("\0mell-paced-nobody", 1)
+
+    uvloop.run(call())

@@ -166,3 +166,10 @@ async def test_a_refusal_of_the_replica_is_the_answer(error: Exception, status: 
     for answer in (await node.orders.pair(A, B), await node.orders.unpair(C)):
         assert isinstance(answer, MoveRejected)
         assert answer.status == status
+
+
+async def test_requests_in_the_way_of_a_pair_of_the_policy_are_not_waited_for() -> None:
+    node = Node()
+    assert await node.orders.pair(A, B, by_hand=False) == MoveAccepted(A)
+    ((_, _, order, *_),) = node.calls
+    assert order == PairOrder(order.epoch, B, 0.0, by_hand=False)

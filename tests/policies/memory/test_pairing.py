@@ -31,7 +31,7 @@ MODEL = LayeredMemory(ModelMemory(Bytes(4_000), Bytes(500), Bytes(0), Bytes(40),
 """Ten layers of 300 bytes, 1,000 bytes beside them, and blocks of 4 bytes per layer."""
 SPEED = PairSpeed(ReplicaSpeed(StepCosts(((1, 0.02),), context_s=1e-5), 0.0, 1000), HopCosts(), Line(0.0, 1e-4))
 TERMS = PairingTerms()
-CALM = Outlook(0.0, 1.0, Tokens(100), Tokens(100))
+CALM = Outlook(0.0, 1.0, Tokens(100), 0.5)
 GAIN = Tokens(500)
 
 
@@ -106,7 +106,7 @@ def test_a_pair_is_the_last_rung(pool: list[MemberLoad], outlook: Outlook) -> No
 
 
 def test_while_no_request_ends_the_queue_waits_for_a_start_or_for_a_pair() -> None:
-    unending = replace(CALM, output=inf)
+    unending = replace(CALM, ends_per_s=0.0)
     assert form([load(0), load(1)], GAIN, SPEED, unending, TERMS)
     assert form([load(0), load(1)], GAIN, SPEED, replace(unending, start_s=30.0), TERMS) == ()
     assert form([load(0), load(1)], Tokens(0), SPEED, unending, TERMS) == ()
@@ -117,17 +117,41 @@ def test_the_outlook_is_that_of_the_last_seconds() -> None:
     for number in range(10):
         demand.arrived(RequestId(f"r{number}"), 100 + number, 0.0)
         demand.arrived(RequestId(f"r{number}"), 500, 0.1)
-    assert demand.outlook(1000.0, 2, 0.5).output == inf
-    demand.ended(RequestId("r0"), 150, 1.0)
-    demand.ended(RequestId("unknown"), 900, 1.0)
-    found = demand.outlook(2000.0, 2, 2.0, start_s=3.0)
+    assert demand.outlook([load(0, 500, 0), load(1, 500, 0)], 0.5).ends_per_s == 0.0
+    demand.ended(RequestId("r0"), 1.0)
+    demand.ended(RequestId("unknown"), 1.0)
+    pool = [load(0, 1000, 0), load(1, 1000, 0)]
+    found = demand.outlook(pool, 2.0, start_s=3.0)
     assert found.rising_per_s == pytest.approx(1000 / 1.5)
     assert (found.prompts_per_s, found.prompt) == (2.5, Tokens(104))
-    assert (found.output, found.start_s) == (50, 3.0)
+    assert found.ends_per_s == pytest.approx(1 / (1.5 * 18)) and found.start_s == 3.0
     demand.arrived(RequestId("late"), 100, 40.0)
     assert len(demand._prompts) == 1, "nothing grows while nobody asks"
-    later = demand.outlook(2000.0, 2, 61.0)
-    assert (later.rising_per_s, later.prompts_per_s, later.output) == (0.0, 0.0, inf)
+    demand.outlook(pool, 60.0)
+    later = demand.outlook(pool, 61.0)
+    assert (later.rising_per_s, later.prompts_per_s, later.ends_per_s) == (0.0, 0.0, 0.0)
+
+
+def test_the_first_ends_of_a_burst_do_not_stand_for_the_rest() -> None:
+    # Every request decodes for 10 s, but for a tenth of them, which end after a second.
+    demand = RecentDemand()
+    for number in range(100):
+        demand.arrived(RequestId(f"r{number}"), 10, 0.0)
+    running = replace(load(0, 1000, 0), batch=100)
+    demand.outlook([running], 0.0)
+    for number in range(10):
+        demand.ended(RequestId(f"r{number}"), 1.0)
+    assert demand.outlook([running], 1.0).ends_per_s == pytest.approx(0.1)
+
+
+def test_pairs_that_do_not_hold_the_queue_do_not_form() -> None:
+    # 300 tokens are missing, and 100 more a second later.
+    pool, calm = [load(0, waiting=250), load(1, waiting=250)], replace(CALM, ends_per_s=0.05)
+    assert form(pool, Tokens(300), SPEED, calm, TERMS)
+    assert form(pool, Tokens(299), SPEED, calm, TERMS) == ()
+    assert form(pool, Tokens(399), SPEED, replace(calm, rising_per_s=100.0), TERMS) == ()
+    assert form(pool, Tokens(400), SPEED, replace(calm, rising_per_s=100.0), TERMS)
+    assert form(pool, Tokens(299), SPEED, calm, replace(TERMS, predicts=False))
 
 
 def test_an_exchange_that_takes_longer_than_the_queue_does_not_pay() -> None:
@@ -141,7 +165,8 @@ def test_an_exchange_that_takes_longer_than_the_queue_does_not_pay() -> None:
 
 def test_demand_counts_with_its_rise() -> None:
     pool = [load(0, waiting=50), load(1, waiting=50)]
-    assert form(pool, GAIN, SPEED, replace(CALM, rising_per_s=5_000.0), TERMS)
+    assert form(pool, GAIN, SPEED, CALM, TERMS) == ()
+    assert form(pool, GAIN, SPEED, replace(CALM, rising_per_s=500.0, ends_per_s=0.05), TERMS)
 
 
 def test_as_few_pairs_form_as_cover_the_lack_those_with_the_least_kv_first() -> None:
