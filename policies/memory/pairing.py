@@ -8,8 +8,8 @@ N of each member,
 so the members have one account of blocks, however they divide it, and one request may take all of it.
 
 A pair is the last rung: moves, growth and wakes come first. It forms if, within `trigger_s`, demand exceeds all pools,
-a start takes longer than the backlog lasts, pairs hold all of the queue, since beyond their memory they are slower than
-whole replicas, and its last request has its first token sooner in them.
+a start takes longer than the backlog lasts, pairs hold all of the queue or are faster than whole replicas beyond
+their memory, too, and its last request has its first token sooner in them.
 It is undone under load, as soon as demand fits whole replicas again. A step of a pair waits for the slowest
 member, so that members are kept even by step time.
 """
@@ -298,7 +298,8 @@ def form(
     more = gain / sum(member.capacity for member in chosen[0])
     pace = max(speed.pace(group, more, outlook) for group in chosen)
     paired_s = max(speed.exchange_s(group) for group in chosen) + _queue_s(pool, rest, speed, outlook, pace)
-    if terms.predicts and (rest > 0 or paired_s >= whole_s):
+    # Beyond its memory, a slower group makes the queue longer. Where nothing is freed, fewer wait in pairs.
+    if terms.predicts and ((rest > 0 and pace.throughput < 1) or (paired_s, rest) >= (whole_s, lacking)):
         return ()
     return tuple(Pairing(_names(group), gain, paired_s, whole_s) for group in chosen)
 

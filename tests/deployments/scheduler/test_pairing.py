@@ -85,7 +85,7 @@ class Burst:
     """
 
     def __init__(self, pairing: Mode = Mode.ACT, mode: Mode = Mode.ACT) -> None:
-        self.running, self.waiting = 10, 5
+        self.running, self.waiting = 10, 1
         self.half: PairReport | None = None
         self.orders: list[str] = []
         self.refuses = self.giving = False
@@ -202,7 +202,9 @@ async def test_a_burst_beyond_both_pools_forms_a_pair_once_and_its_end_undoes_it
     recorder.close()
     assert replay(recording).different == ()
     planned = [pair for epoch in read_recording(recording)[1] for plan in epoch.plans[SOLE_POOL] for pair in plan.pairs]
-    assert planned == [PAIR, Unpair(A, B)]
+    formed, undone = planned
+    assert isinstance(formed, Pair) and replace(formed, paired_s=None) == PAIR
+    assert undone == Unpair(A, B)
 
 
 def parsed_pairs(families: Any) -> dict[str, float]:

@@ -144,14 +144,14 @@ def test_the_first_ends_of_a_burst_do_not_stand_for_the_rest() -> None:
     assert demand.outlook([running], 1.0).ends_per_s == pytest.approx(0.1)
 
 
-def test_pairs_that_do_not_hold_the_queue_do_not_form() -> None:
+def test_slower_pairs_that_do_not_hold_the_queue_do_not_form() -> None:
     # 300 tokens are missing, and 100 more a second later.
     pool, calm = [load(0, waiting=250), load(1, waiting=250)], replace(CALM, ends_per_s=0.05)
-    assert form(pool, Tokens(300), SPEED, calm, TERMS)
-    assert form(pool, Tokens(299), SPEED, calm, TERMS) == ()
-    assert form(pool, Tokens(399), SPEED, replace(calm, rising_per_s=100.0), TERMS) == ()
-    assert form(pool, Tokens(400), SPEED, replace(calm, rising_per_s=100.0), TERMS)
-    assert form(pool, Tokens(299), SPEED, calm, replace(TERMS, predicts=False))
+    rising, slow = replace(calm, rising_per_s=100.0), replace(SPEED, hop=HopCosts(0.02))
+    assert form(pool, Tokens(300), slow, calm, TERMS) and form(pool, Tokens(400), slow, rising, TERMS)
+    assert form(pool, Tokens(299), slow, calm, TERMS) == form(pool, Tokens(399), slow, rising, TERMS) == ()
+    assert form(pool, Tokens(299), slow, calm, replace(TERMS, predicts=False))
+    assert form(pool, Tokens(299), SPEED, calm, TERMS), "without hops, steps of a pair take as long, for more requests"
 
 
 def test_an_exchange_that_takes_longer_than_the_queue_does_not_pay() -> None:
