@@ -8,7 +8,6 @@ bytes. What has no time here is exact without it: the next token is a function o
 import asyncio
 import os
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from deployments.engine.pace import Pace
 from migration.concurrency import Tasks
 from migration.memory.pair_run import HOP_S, PairLook
 from migration.memory.run import EngineEnded
+from migration.sockets import open_local
 from policies.cost.steps import HopCosts
 from policies.model import Blocks
 
@@ -71,13 +71,9 @@ class BuddyLine:
     @classmethod
     async def open(cls, address: str, epoch: int) -> "BuddyLine":
         """Connect to the buddy of a pair. Raises BuddyGone."""
-        connection = socket.socket(socket.AF_UNIX)
         try:
-            # Connected here, since uvloop refuses abstract names. A local connection does not wait for its other end.
-            connection.connect(address)
-            line = cls(*await asyncio.open_unix_connection(sock=connection))
+            line = cls(*await open_local(address))
         except OSError as error:
-            connection.close()
             raise BuddyGone(str(error)) from error
         try:
             await line.call(LayerCall(epoch=epoch))

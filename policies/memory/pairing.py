@@ -337,11 +337,10 @@ def _queue_s(pool: Sequence[MemberLoad], lacking: float, speed: PairSpeed, outlo
     Where memory is full, a prompt of the queue gets in for each request that ends, since the others grow into the rest
     of its room; prefills go on meanwhile.
     """
-    count = len(pool)
-    freed = pace.throughput * outlook.prompt * outlook.ends_per_s * sum(member.batch for member in pool)
+    count, batch = len(pool), sum(member.batch for member in pool)
+    freed = pace.throughput * outlook.prompt * outlook.ends_per_s * batch
     memory_s = 0.0 if lacking <= 0 else lacking / freed if freed > 0 else inf
     queued, context = (sum(each) for each in zip(*((m.prefilling, m.context) for m in pool), strict=True))
-    batch = sum(member.batch for member in pool)
     prefill_s = speed.replica.wait_s(round(batch / count), context / count, ceil(queued / count))
     return max(memory_s, prefill_s * pace.slowdown)
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import socket
 from collections.abc import Sequence
 from typing import Self
 
@@ -42,6 +41,7 @@ from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
 from migration.protocol.layouts import Resharding, ShardPart
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
+from migration.sockets import open_local
 from policies.model import Bytes
 
 
@@ -60,14 +60,7 @@ class CopierClient:
     @classmethod
     async def connect(cls, address: str) -> Self:
         """Connect to the copier at `address`. Raises OSError."""
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            # Connected here, since uvloop refuses abstract names. A local connection does not wait for its other end.
-            connection.connect(address)
-            return cls(*await asyncio.open_unix_connection(sock=connection))
-        except BaseException:
-            connection.close()
-            raise
+        return cls(*await open_local(address))
 
     async def gather(self, key: str, first: int, last: int, segment: str, offset: int, partial: bool = False) -> Shard:
         """Copy blocks [first, last) of the running request `key` into the slot at `offset` of `segment`.

@@ -44,8 +44,8 @@ from policies.plan import Pair, Pairs, Reason, Unpair
 A, B = ReplicaId("a"), ReplicaId("b")
 SPEED = ReplicaSpeed(StepCosts(((1, 0.02),), context_s=1e-5), 0.0, 1000)
 TERMS = PairingTerms(restore_after_s=2.0)
-APART = (PairMember(A, Tokens(1000), Tokens(5000)), PairMember(B, Tokens(1000), Tokens(5000)))
-FORMS: Pairs = (Pair(A, B, Tokens(10_000)),)
+APART = (PairMember(A, Tokens(1000), Tokens(250)), PairMember(B, Tokens(1000), Tokens(250)))
+FORMS: Pairs = (Pair(A, B, Tokens(500)),)
 
 
 def both(phase: PairPhase, by_hand: bool = False, hops: HopTotals = NO_HOPS) -> Sequence[PairMember]:

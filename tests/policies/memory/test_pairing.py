@@ -166,7 +166,7 @@ def test_an_exchange_that_takes_longer_than_the_queue_does_not_pay() -> None:
 def test_demand_counts_with_its_rise() -> None:
     pool = [load(0, waiting=50), load(1, waiting=50)]
     assert form(pool, GAIN, SPEED, CALM, TERMS) == ()
-    assert form(pool, GAIN, SPEED, replace(CALM, rising_per_s=500.0, ends_per_s=0.05), TERMS)
+    assert form(pool, GAIN, SPEED, replace(CALM, rising_per_s=5_000.0), TERMS)
 
 
 def test_as_few_pairs_form_as_cover_the_lack_those_with_the_least_kv_first() -> None:
